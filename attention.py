@@ -1,0 +1,153 @@
+"""Causal attention within documents: one entry point, attend(), and the kernels behind it.
+
+varlen (CUDA, half precision), document (CPU; cost follows the documents), dense (a mask; anywhere),
+flex (CUDA, for comparison). All take the same thing: q, k, v and the cumulative document ends.
+Apart from model.py because it changes with kernels and torch versions, not with the science.
+Shapes: B rows, T tokens, N = B * T, H query heads, K key/value heads, D head width.
+"""
+
+import inspect
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange, repeat
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.varlen import varlen_attn
+
+KERNELS = ("document", "varlen", "dense", "flex")
+_VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters  # from torch 2.12 on
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def _documents(cu_seqlens):
+    """Start and end of each document that is not padding."""
+    cu = cu_seqlens.tolist()
+    return [(start, end) for start, end in zip(cu, cu[1:]) if end > start]
+
+
+@torch.library.custom_op("san::document_attention", mutates_args=())
+def document_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal flash attention document by document on a CPU: work follows the documents.
+
+    q (N, H, D); k, v (N, K, D); cu_seqlens int32, cumulative ends, first 0, last N.
+    Returns (N, H, D) and each document's log-sum-exp (H, length), flat and end to end.
+    Opaque to the compiler, so neither the loop nor a new layout is ever traced.
+    """
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    lse = q.new_empty(q.shape[0] * q.shape[1], dtype=torch.promote_types(q.dtype, torch.float32))
+    for s, e in _documents(cu_seqlens):
+        o, stats = _flash(*(x[s:e].transpose(0, 1)[None] for x in (q, k, v)), 0.0, True)
+        out[s:e] = o[0].transpose(0, 1)
+        lse[s * q.shape[1] : e * q.shape[1]] = stats.reshape(-1)
+    return out, lse
+
+
+@document_attention.register_fake
+def _(q, k, v, cu_seqlens):
+    stats = torch.promote_types(q.dtype, torch.float32)
+    return q.new_empty(q.shape), q.new_empty(q.shape[0] * q.shape[1], dtype=stats)
+
+
+@torch.library.custom_op("san::document_attention_backward", mutates_args=())
+def document_attention_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    n_head, groups = q.shape[1], q.shape[1] // k.shape[1]
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
+    for s, e in _documents(cu_seqlens):
+        # This kernel's backward takes as many key heads as query heads; the sum undoes the copy.
+        heads = [rearrange(x[s:e], "t h d -> 1 h t d") for x in (grad, q, k, v, out)]
+        heads[2], heads[3] = (repeat(x, "b k t d -> b (k g) t d", g=groups) for x in heads[2:4])
+        stats = lse[s * n_head : e * n_head].view(1, n_head, e - s)
+        gq, gk, gv = _flash_backward(*heads, stats, 0.0, True)
+        dq[s:e] = gq[0].transpose(0, 1)
+        dk[s:e] = rearrange(gk[0], "(k g) t d -> t k g d", g=groups).sum(2)
+        dv[s:e] = rearrange(gv[0], "(k g) t d -> t k g d", g=groups).sum(2)
+    return dq, dk, dv
+
+
+@document_attention_backward.register_fake
+def _(grad, q, k, v, out, lse, cu_seqlens):
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _save_for_backward(ctx, inputs, output):
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _document_attention_grad(ctx, grad, _):
+    q, k, v, cu_seqlens, out, lse = ctx.saved_tensors
+    return *document_attention_backward(grad, q, k, v, out, lse, cu_seqlens), None
+
+
+document_attention.register_autograd(_document_attention_grad, setup_context=_save_for_backward)
+
+
+def attention_layout(cu_seqlens, B, T, kernel):
+    """What attend() needs to know about the documents of a batch, built once for all layers.
+
+    cu_seqlens: int32 cumulative document ends over the flattened (B, T) tokens, padded with B * T;
+    each row starts a document, also where it goes on with the last row's (no kernel checks it).
+    Returns cu_seqlens itself (kernels "document" on a CPU, "varlen" on CUDA), a bool mask
+    (B, 1, T, T) ("dense") or a BlockMask ("flex").
+    """
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel is {kernel!r}; choose auto, {', '.join(KERNELS)}")
+    if kernel in ("document", "varlen"):
+        return cu_seqlens
+    token = torch.arange(B * T, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    doc = torch.searchsorted(cu_seqlens, token, right=True).view(B, T)
+    if kernel == "dense":
+        same = doc[:, :, None] == doc[:, None, :]  # (B, T, T)
+        return same.tril()[:, None]  # (B, 1, T, T)
+
+    def mask(b, h, i, j):
+        return (i >= j) & (doc[b, i] == doc[b, j])
+
+    return create_block_mask(mask, B, None, T, T, device=cu_seqlens.device)
+
+
+def pick_kernel(x, T):
+    """The kernel for activations x in rows of T tokens."""
+    if x.is_cuda:
+        # varlen_attn knows half precision only.
+        return "varlen" if x.dtype in (torch.bfloat16, torch.float16) else "dense"
+    # measured: below this many tokens a call per document costs more than the whole square.
+    return "dense" if T <= 256 or x.device.type != "cpu" else "document"
+
+
+def attend(q, k, v, layout):
+    """Causal attention within documents: the one entry point, whatever the kernel.
+
+    q: (B, T, H, D); k, v: (B, T, K, D); layout: from attention_layout, or a function of (q, k, v)
+    for attention of your own (a key/value cache, a recorded pattern). Returns (B, T, H, D).
+    """
+    if callable(layout):
+        return layout(q, k, v)
+    B, T, H, _ = q.shape
+    if isinstance(layout, BlockMask):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return flex_attention(q, k, v, block_mask=layout, enable_gqa=True).transpose(1, 2)
+    if layout.dtype == torch.bool:
+        # A mask and grouped heads together would fall back to a slow kernel: copy the heads.
+        k, v = (repeat(x, "b t k d -> b t (k g) d", g=H // x.shape[2]) for x in (k, v))
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=layout).transpose(1, 2)
+    q, k, v = (rearrange(x, "b t h d -> (b t) h d") for x in (q, k, v))
+    if not q.is_cuda:
+        out = document_attention(q, k, v, layout)[0]
+    elif _VARLEN_HAS_GQA:
+        out = varlen_attn(q, k, v, layout, layout, T, T, window_size=(-1, 0), enable_gqa=True)
+    else:
+        k, v = (repeat(x, "n k d -> n (k g) d", g=H // x.shape[1]) for x in (k, v))
+        out = varlen_attn(q, k, v, layout, layout, T, T, window_size=(-1, 0))
+    return rearrange(out, "(b t) h d -> b t h d", b=B)

@@ -1,0 +1,203 @@
+"""Checkpoints: written whole, read safely, compared before a run goes on from one.
+
+    state = read("out/micro_san/ckpt.pt")     # a dict on the CPU, torch.load(weights_only=True)
+    model = build_model(state)                # ready to evaluate
+
+A file holds, and needs nothing of this repo to be read:
+    format        1
+    model         name -> float32 tensor, bare names: wte.weight (V, C), norm_f.weight (C),
+                  blocks.<i>.norm_1.weight, blocks.<i>.attn.{c_q,c_k,c_v,c_proj}.weight (out, in),
+                  blocks.<i>.attn.{q_norm,k_norm}.weight (D), blocks.<i>.gate_1 (), FFN arm besides:
+                  norm_2, ffn.{c_gate,c_up,c_proj}, gate_2; sandwich: post_norm_1, post_norm_2
+    optimizer     state_dict of muon.Muon
+    model_config  the fields of ModelConfig;  config: those of TrainConfig
+    step, row, tokens   updates done, next row of the data, tokens seen
+    data, commit, world_size, rng
+The logits follow from model and model_config by the equations in the README.
+"""
+
+import dataclasses
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+from configurator import UserError
+from model import ModelConfig, Transformer
+
+# What may differ between a run and its continuation without changing the result.
+FREE = {"out_dir", "data_dir", "partner", "resume", "branch", "overwrite", "verify_data", "compile",
+        "compile_whole", "device", "device_batch_size", "eval_every", "eval_tokens", "log_every",
+        "save_every", "keep_last", "nonfinite"}  # fmt: skip
+SHAPE = {f.name for f in dataclasses.fields(ModelConfig)} | {"optimizer"}
+
+
+class CheckpointError(UserError):
+    """A file that cannot be used, or a full disk; the message is one line."""
+
+
+def write(state, path):
+    """Write state to path whole: a temporary file, fsync, rename. On a full disk the old file stays
+    and CheckpointError names the bytes needed."""
+    path = Path(path)
+    temp = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temp, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temp, path)
+        sync_folder(path.parent)
+    except (OSError, RuntimeError) as error:
+        temp.unlink(missing_ok=True)
+        need = size(state)
+        free = shutil.disk_usage(path.parent).free
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or free < need
+        why = "the disk is full" if full else str(error).splitlines()[0]
+        raise CheckpointError(f"cannot write {path}: {why} ({need:,} bytes needed, {free:,} free); "
+                              f"the checkpoint before it is untouched") from error
+
+
+def sync_folder(folder):
+    """Make a rename in folder last through a power cut, where the platform can."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+
+def size(state):
+    """Bytes of all tensors in a nest of dicts and lists."""
+    if isinstance(state, torch.Tensor):
+        return state.numel() * state.element_size()
+    items = state.values() if isinstance(state, dict) else state
+    return sum(map(size, items)) if isinstance(state, (dict, list, tuple)) else 0
+
+
+def save(state, folder, milestones, keep_last):
+    """Write ckpt_<step>.pt, point ckpt.pt to it, then drop old ones that are no milestone."""
+    folder = Path(folder)
+    bad = [n for n, t in state["model"].items() if not torch.isfinite(t).all()]
+    if bad:
+        raise CheckpointError(f"step {state['step']}: {bad[0]} is not finite ({len(bad)} such); "
+                              f"nothing was written, the checkpoint before it is untouched")
+    path = folder / f"ckpt_{state['step']:06d}.pt"
+    write(state, path)
+    link = folder / ".ckpt.pt.link"
+    link.unlink(missing_ok=True)
+    try:
+        os.link(path, link)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(path, link)
+    os.replace(link, folder / "ckpt.pt")
+    sync_folder(folder)
+    passing = [p for p in numbered(folder) if int(p.stem[5:]) not in milestones]
+    for old in passing[:-keep_last]:
+        old.unlink()
+    return path
+
+
+def numbered(folder):
+    """ckpt_<step>.pt of a run, oldest first."""
+    files = [p for p in Path(folder).glob("ckpt_*.pt") if p.stem[5:].isdigit()]
+    return sorted(files, key=lambda p: int(p.stem[5:]))
+
+
+def read(path):
+    """The dict in path, on the CPU, names without wrapper prefixes. Raises CheckpointError."""
+    if not Path(path).is_file():
+        raise CheckpointError(f"no checkpoint {path}")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        fields = {f.name for f in dataclasses.fields(ModelConfig)}
+        missing = {"format", "model", "model_config"} - set(state)
+        missing |= fields - set(state.get("model_config", {}))
+    except Exception as error:  # a cut or foreign file fails in many ways
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:100]
+        raise CheckpointError(f"{path} is not a complete checkpoint: {reason}") from error
+    if missing:
+        raise CheckpointError(f"{path} is not a checkpoint of this program: it lacks "
+                              f"{', '.join(sorted(missing))}")
+    state["model"] = {bare(name): tensor for name, tensor in state["model"].items()}
+    return state
+
+
+def bare(name):
+    """A parameter's name without what torch.compile and DDP put into it."""
+    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "module"))
+
+
+def newest(folder, say=print):
+    """(path, dict) of a run's newest checkpoint that reads whole. Raises CheckpointError."""
+    folder = Path(folder)
+    candidates = [folder / "ckpt.pt", *reversed(numbered(folder))]
+    for path in (p for p in candidates if p.is_file()):
+        try:
+            return path, read(path)
+        except CheckpointError as error:
+            say(f"{error}; trying the one before it")
+    raise CheckpointError(f"{folder} holds no checkpoint to resume from")
+
+
+def build_model(state, device="cpu"):
+    """The Transformer of a checkpoint, in eval mode. Raises CheckpointError listing what differs."""
+    model = Transformer(ModelConfig(**state["model_config"]))
+    load_weights(model, state)
+    return model.to(device).eval()
+
+
+def load_weights(model, state):
+    """Copy a checkpoint's weights into model; names and shapes must agree."""
+    own = model.state_dict()
+    wrong = set(own) ^ set(state["model"])
+    wrong |= {n for n in set(own) & set(state["model"]) if own[n].shape != state["model"][n].shape}
+    if wrong:
+        raise CheckpointError(f"weights do not fit the model: {', '.join(sorted(wrong)[:5])}"
+                              f"{' ...' if len(wrong) > 5 else ''}")
+    model.load_state_dict(state["model"])
+
+
+def differences(old, new, free=FREE):
+    """One text a setting that differs between two config dicts and is not free to."""
+    keys = [k for k in new if k in old and k not in free]
+    return [f"{k} {old[k]!r} -> {new[k]!r}" for k in keys if old[k] != new[k]]
+
+
+def start_state(cfg, folder, data_id, say=print):
+    """The checkpoint dict that the options ask to start from, or None for a fresh start.
+    Raises CheckpointError where it belongs to another run, with old and new values."""
+    if cfg.resume and cfg.branch:
+        raise CheckpointError("give --resume or --branch, not both")
+    if not cfg.resume and not cfg.branch:
+        if (folder / "ckpt.pt").exists() and not cfg.overwrite:
+            raise CheckpointError(f"{folder} holds a run; --resume goes on with it, --out_dir=... "
+                                  f"starts another, --overwrite starts this one again")
+        return None
+    if cfg.branch:
+        state = read(cfg.branch)
+    elif cfg.resume == "newest":
+        state = newest(folder, say)[1]
+    else:
+        state = read(cfg.resume)
+    if "optimizer" not in state or "config" not in state:
+        raise CheckpointError("the checkpoint holds weights only; training cannot go on from it")
+    new = dataclasses.asdict(cfg)
+    changed = differences(state["config"], new)
+    if state["data"] != data_id:
+        changed.append(f"corpus {state['data']} -> {data_id}")
+    fixed = [c for c in changed if c.split()[0] in SHAPE]
+    if fixed:
+        raise CheckpointError(f"the checkpoint's model is another one: {'; '.join(fixed)}")
+    if changed and cfg.resume:
+        raise CheckpointError(f"this would not continue the same run: {'; '.join(changed)}; set "
+                              f"them back, or start a new run with --branch=CKPT and an --out_dir")
+    if state["step"] > cfg.max_steps:
+        raise CheckpointError(f"the checkpoint is at step {state['step']}, after max_steps "
+                              f"{cfg.max_steps}")
+    if state["data"] != data_id:
+        state["row"] = 0
+        say("branch: a new corpus, read from its beginning")
+    state["changed"] = changed
+    return state

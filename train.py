@@ -1,0 +1,571 @@
+"""Train one arm.
+
+    python train.py config/micro_san.py                                  # a laptop, minutes
+    python train.py config/san_param.py --device_batch_size=64           # one GPU
+    torchrun --standalone --nproc_per_node=8 train.py config/san_param.py
+
+Reads data/<dataset>/ (prepare.py; an embedded corpus that is missing is written first).
+Writes out/<run>/: run.json before the first step, log.jsonl one JSON object per event, ckpt.pt and
+ckpt_<step>.pt. --resume continues a run to the same bits, --branch=CKPT starts another from it.
+Exit codes: 0 done, 1 non-finite loss or gradient, 2 a mistake in the input, 75 stopped by SIGTERM or
+SIGINT after saving. SPEC of the objective and schedule: arXiv:2607.18363, section 2.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import platform
+import shlex
+import signal
+import statistics
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+import checkpoint
+import prepare
+from configurator import ConfigError, UserError, fail, load, model_fields
+from model import ModelConfig, Transformer, flops_per_token, mean_context, num_params
+from muon import ORDERS, Muon
+from runtime import Ranks, commit, compile_model, peak_flops, pick_device
+
+STOPPED = 75  # exit code: a signal stopped the run after a save (EX_TEMPFAIL: try again)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Options of train.py: python train.py [config.py ...] [--key=value ...]"""
+
+    # run
+    out_dir: str = ""  # the run's own folder; empty: out/<config name>
+    partner: str = ""  # config of the run that this one is compared with
+    resume: str = ""  # "newest" (what a bare --resume means) or a checkpoint of this run
+    branch: str = ""  # a checkpoint to start from with other settings or data; the model stays
+    overwrite: bool = False  # start again in a folder that holds a run
+    seed: int = 42  # of the weights and of the order of the data
+
+    # data
+    dataset: str = "microsynth"  # folder in data_dir; microsynth and microweb are made when missing
+    data_dir: str = "data"
+    max_docs: int = 0  # unique training documents, a fixed subset; 0: all
+    verify_data: bool = False  # hash the corpus before the first step
+
+    # model, see ModelConfig
+    vocab_size: int = 0  # 0: the corpus's
+    block_size: int = 2048  # tokens per row
+    n_layer: int = 20
+    n_embd: int = 512
+    n_head: int = 8
+    n_kv_head: int = 4
+    use_ffn: bool = False  # the arm: attention only, or attention and SwiGLU
+    n_inner: int = 0  # SwiGLU width; 0: 4 * n_embd
+    residual: str = "gated"  # gated | rezero | standard | none
+    norm: str = "zcrms"  # zcrms | rms
+    qk_norm: bool = True
+    post_norm: bool = False  # sandwich
+    rope_theta: float = 10000.0
+
+    # batch
+    total_batch_size: int = 1048576  # tokens per optimizer step, over all devices
+    device_batch_size: int = 32  # rows per device and micro-step: a matter of memory only
+
+    # optimizer: absolute peak rates, the same on any number of devices
+    optimizer: str = "muon"  # muon (AdamW on what is not a block matrix) | adamw (everything)
+    muon_lr: float = 0.02
+    muon_order: str = "momentum_first"  # or orthogonalize_first, as the study's own numbers
+    adam_lr: float = 2.4e-3
+    weight_decay: float = 0.01  # decoupled, on block matrices only
+    grad_clip: float = 1.0  # global norm; 0: off
+    z_loss: float = 1e-4  # weight of logsumexp^2
+    nonfinite: str = "stop"  # or skip: drop the step's update and count it
+
+    # schedule: linear warm-up, constant, cosine to 5 %
+    max_steps: int = 100000
+    warmup_steps: int = -1  # -1: 5 % of max_steps
+    decay_steps: int = -1  # -1: 15 % of max_steps
+
+    # evaluation, logging, saving, in steps; 0: never
+    eval_every: int = 1000
+    eval_tokens: int = 4194304  # held-out tokens per evaluation, the same rows every time
+    log_every: int = 10
+    save_every: int = 1000  # milestones at 0, 25, 50, 75, 100 % are kept besides
+    keep_last: int = 1  # newest checkpoints kept, milestones not counted
+
+    # machine
+    device: str = "auto"  # auto | cpu | cuda | mps
+    dtype: str = "auto"  # of activations: auto | bfloat16 | float32; weights are float32
+    compile: bool = True  # block by block; eager, with one line, where it cannot be
+    compile_whole: bool = False  # one graph for the whole model: slow to start
+
+    def __post_init__(self):
+        for key in ("max_steps", "max_docs", "eval_every", "log_every", "save_every", "vocab_size"):
+            if getattr(self, key) < 0:
+                raise ConfigError(f"{key} is {getattr(self, key)}; it cannot be negative")
+        for key in ("total_batch_size", "device_batch_size", "keep_last", "eval_tokens"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"{key} is {getattr(self, key)}; it must be at least 1")
+        for key in ("muon_lr", "adam_lr", "weight_decay", "grad_clip", "z_loss"):
+            if not 0 <= getattr(self, key) < math.inf:
+                raise ConfigError(f"{key} is {getattr(self, key)}; it must be finite, 0 or more")
+        for key, choices in (
+            ("optimizer", ("muon", "adamw")),
+            ("muon_order", ORDERS),
+            ("nonfinite", ("stop", "skip")),
+            ("device", ("auto", "cpu", "cuda", "mps")),
+            ("dtype", ("auto", "bfloat16", "float32")),
+        ):
+            if getattr(self, key) not in choices:
+                raise ConfigError(f"{key} is {getattr(self, key)!r}; choose {', '.join(choices)}")
+        if self.warmup + self.decay > self.max_steps > 0:
+            raise ConfigError(f"warmup_steps {self.warmup} + decay_steps {self.decay} are more than "
+                              f"max_steps {self.max_steps}")
+
+    @property
+    def warmup(self):
+        return round(0.05 * self.max_steps) if self.warmup_steps < 0 else self.warmup_steps
+
+    @property
+    def decay(self):
+        return round(0.15 * self.max_steps) if self.decay_steps < 0 else self.decay_steps
+
+    @property
+    def rows_per_step(self):
+        return self.total_batch_size // self.block_size
+
+
+# -----------------------------------------------------------------------------
+# Schedule and optimizer
+
+
+def lr_scale(step, max_steps, warmup, decay, floor=0.05):
+    """Factor on every peak rate at step 0 .. max_steps - 1: WSD. The first step's is above 0, the
+    warm-up's last is 1, the last step's is floor. Source: section 2."""
+    if step < warmup:
+        return (step + 1) / warmup
+    into_decay = step - (max_steps - decay) + 1
+    if into_decay <= 0:
+        return 1.0
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, into_decay / decay)))
+
+
+def make_optimizer(model, cfg):
+    """Muon or AdamW on the block matrices, AdamW on the rest; decay on the matrices in both.
+    Muon iterates in the activations' dtype: float32 runs agree over ranks far beyond bfloat16."""
+    matrices = [(n, p) for role, n, p in model.roles() if role == "matrix"]
+    others = [(n, p) for role, n, p in model.roles() if role != "matrix"]
+    first = {"params": matrices, "weight_decay": cfg.weight_decay}
+    if cfg.optimizer == "muon":
+        first |= {"kind": "muon", "lr": cfg.muon_lr, "order": cfg.muon_order}
+    else:
+        first |= {"kind": "adamw", "lr": cfg.adam_lr}
+    groups = [first, {"kind": "adamw", "params": others, "lr": cfg.adam_lr}]
+    return Muon([g | {"initial_lr": g["lr"]} for g in groups], ns_dtype=model.compute_dtype)
+
+
+# -----------------------------------------------------------------------------
+# Batches
+
+
+class Batches:
+    """This rank's micro-batches of any step, and what the log says of the whole step's rows."""
+
+    def __init__(self, packing, cfg, ranks, device, doc_len):
+        self.packing, self.device = packing, device
+        self.n_rows, self.n_micro = cfg.rows_per_step, cfg.device_batch_size
+        share = self.n_rows // ranks.world
+        self.mine = np.arange(ranks.rank * share, (ranks.rank + 1) * share)
+        # Twice the mean and some: a batch with more documents takes the next multiple.
+        self.cu_len = self.n_micro * (2 * math.ceil(cfg.block_size / doc_len) + 8)
+
+    def load(self, row):
+        """The step whose first row is row: (micro-batches on the host, n_scored, digest, pairs).
+        digest is a sum over rows, so ranks add up to the same number however rows are shared."""
+        micro, n_scored, digest, pairs = [], 0, 0, 0
+        for part in self.mine.reshape(-1, self.n_micro):
+            tokens, docs = self.packing.read(row + part)
+            x, y, cu = prepare.make_batch(tokens, docs, self.cu_len)
+            for i, ids in zip(part, tokens):
+                seal = hashlib.blake2b(ids.tobytes(), digest_size=8, key=str(i).encode()).digest()
+                digest += int.from_bytes(seal, "little") >> 24  # 40 bits: sums stay in int64
+            lengths = np.diff(cu).astype(np.int64)
+            n_scored += int((y >= 0).sum())
+            pairs += int((lengths * (lengths + 1)).sum()) // 2
+            micro.append([torch.from_numpy(a) for a in (x, y, cu)])
+        return micro, n_scored, digest, pairs
+
+    def to_device(self, micro):
+        if self.device.type == "cuda":
+            micro = [t.pin_memory() for t in micro]
+        return [t.to(self.device, non_blocking=True) for t in micro]
+
+
+@torch.no_grad()
+def evaluate(model, packing, cfg, ranks, device, cu_len, stop):
+    """(val_loss in nats per token, tokens scored) on the first eval_tokens of the held-out rows:
+    the same number for any batch size and number of ranks. None if a signal came on any rank."""
+    n_rows = min(max(1, cfg.eval_tokens // cfg.block_size), packing.rows_per_epoch)
+    mine = np.arange(ranks.rank, n_rows, ranks.world)
+    nll, count = 0.0, 0
+    for start in range(0, len(mine), cfg.device_batch_size):
+        if stop:
+            break
+        rows = mine[start : start + cfg.device_batch_size]
+        # The last batch is filled up with rows that are not scored: no new shape to compile.
+        tokens, docs = packing.read(np.resize(rows, cfg.device_batch_size))
+        x, y, cu = prepare.make_batch(tokens, docs, cu_len)
+        y[len(rows) :] = -1
+        x, y, cu = (torch.from_numpy(a).to(device) for a in (x, y, cu))
+        nll += model(x, cu, y)[0].item()
+        count += int((y >= 0).sum())
+    nll, count, stopped = ranks.sum([nll, count, len(stop)], device, torch.float64)
+    return None if stopped else (nll / count, int(count))
+
+
+# -----------------------------------------------------------------------------
+# The run folder
+
+
+class Log:
+    """log.jsonl and the console, on rank 0 only. Events of steps that a resume repeats are cut."""
+
+    def __init__(self, folder, main, resume_step=None):
+        self.file = None
+        if main:
+            path = Path(folder) / "log.jsonl"
+            keep = []
+            if resume_step is not None and path.exists():
+                lines = path.read_bytes().split(b"\n")[:-1]  # a torn last line has no end
+                events = [json.loads(line) for line in lines]
+                keep = [line for line, e in zip(lines, events)
+                        if e["step"] < resume_step + (e["event"] == "save")]
+            prepare.write_whole(path, b"".join(line + b"\n" for line in keep))
+            self.file = open(path, "a", encoding="utf-8")
+
+    def write(self, event, step, **values):
+        if self.file:
+            self.file.write(json.dumps({"event": event, "step": step, **values}) + "\n")
+            self.file.flush()
+
+    def say(self, text):
+        if self.file:
+            tqdm.write(text)
+
+
+def check_batch(cfg, world):
+    """Raise ConfigError unless rows divide over steps, ranks and micro-steps."""
+    unit = cfg.block_size * cfg.device_batch_size * world
+    if cfg.total_batch_size % unit:
+        below = cfg.total_batch_size // unit * unit
+        near = " or ".join(str(n) for n in (below, below + unit) if n)
+        raise ConfigError(
+            f"total_batch_size {cfg.total_batch_size} is not a multiple of block_size "
+            f"{cfg.block_size} x device_batch_size {cfg.device_batch_size} x {world} ranks = {unit}; "
+            f"nearest that work: {near}")
+
+
+def open_data(cfg, ranks):
+    """The corpus; an embedded one is written first where it is missing. Raises DataError."""
+    folder = Path(cfg.data_dir) / cfg.dataset
+    if cfg.dataset in ("microsynth", "microweb"):
+        def build():
+            if not (folder / "meta.json").exists():
+                prepare.build(cfg.dataset, [], cfg.dataset, cfg.data_dir)
+
+        ranks.from_main(build)
+        if ranks.local == 0:
+            build()  # a node that does not share rank 0's disk
+        ranks.sum([0], "cuda" if torch.cuda.is_available() else "cpu")
+    return prepare.Dataset(folder, verify=cfg.verify_data)
+
+
+# -----------------------------------------------------------------------------
+# Main
+
+
+class Trainer:
+    """Model, optimizer and position of one run, on one rank."""
+
+    def __init__(self, cfg, model_cfg, ranks, device, dtype):
+        self.cfg, self.ranks, self.device = cfg, ranks, device
+        self.model = Transformer(model_cfg, seed=cfg.seed).to(device)
+        self.model.compute_dtype = dtype
+        self.optimizer = make_optimizer(self.model, cfg)
+        self.step, self.row, self.tokens, self.skipped = 0, 0, 0, 0
+
+    def load_state(self, state):
+        """Take over a checkpoint; this run's own rates and decay stay."""
+        checkpoint.load_weights(self.model, state)
+        own = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, settings in zip(self.optimizer.param_groups, own):
+            group.update(settings)
+        torch.set_rng_state(state["rng"])
+        self.step, self.row, self.tokens = state["step"], state["row"], state["tokens"]
+
+    def state(self, data_id):
+        return {
+            "format": 1, "step": self.step, "row": self.row, "tokens": self.tokens,
+            "model": {n: p.detach().float() for n, p in self.model.named_parameters()},
+            "optimizer": self.optimizer.state_dict(), "rng": torch.get_rng_state(),
+            "model_config": dataclasses.asdict(self.model.cfg),
+            "config": dataclasses.asdict(self.cfg), "data": data_id,
+            "commit": commit(), "world_size": self.ranks.world,
+        }  # fmt: skip
+
+    def wrap(self, say):
+        """Compile, then DDP: each block's gradients are sent while the next is computed."""
+        if self.cfg.compile:
+            compile_model(self.model, self.cfg, self.device, say)
+        self.net = self.model
+        if self.ranks.world > 1:
+            ids = [self.device.index] if self.device.type == "cuda" else None
+            self.net = DistributedDataParallel(
+                self.model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+    def update(self, batches, micro, n_scored):
+        """One optimizer step. Returns what the log says of it. n_scored: over all ranks."""
+        cfg = self.cfg
+        scale = lr_scale(self.step, cfg.max_steps, cfg.warmup, cfg.decay)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * scale
+        sums = torch.zeros(2, device=self.device)
+        for i, part in enumerate(micro):
+            x, y, cu = batches.to_device(part)
+            # DDP reads this in forward as well as in backward.
+            self.net.require_backward_grad_sync = i == len(micro) - 1
+            nll, zsq = self.net(x, cu, y)
+            # DDP takes the mean over ranks; the objective is the mean over scored tokens.
+            ((nll + cfg.z_loss * zsq) * (self.ranks.world / n_scored)).backward()
+            sums += torch.stack((nll, zsq)).detach()
+        nll, zsq = self.ranks.sum(sums.tolist(), self.device, torch.float64)
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads, foreach=True).item()
+        finite = math.isfinite(nll) and math.isfinite(norm)
+        if finite:
+            if cfg.grad_clip and norm > cfg.grad_clip:
+                torch._foreach_mul_(grads, cfg.grad_clip / norm)
+            self.optimizer.step()
+        bad = "" if finite else self.first_bad()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.skipped += not finite
+        self.step += finite or cfg.nonfinite == "skip"
+        return {"train_loss": nll / n_scored, "z_loss": zsq / n_scored, "grad_norm": norm,
+                "clipped": bool(cfg.grad_clip and norm > cfg.grad_clip), "bad": bad,
+                "adam_lr": self.optimizer.param_groups[-1]["lr"],
+                "muon_lr": self.optimizer.param_groups[0]["lr"]}
+
+    def first_bad(self):
+        """The first parameter whose gradient is not finite, or the loss."""
+        grads = ((n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None)
+        names = (n for n, g in grads if not torch.isfinite(g).all())
+        return next(names, "the loss")
+
+    def gates(self):
+        """sigmoid(g), or alpha, of each sublayer."""
+        gates = [p.detach() for role, _, p in self.model.roles() if role == "gate"]
+        if not gates:
+            return []
+        values = torch.stack(gates)
+        values = values.sigmoid() if self.cfg.residual == "gated" else values
+        return [round(v, 6) for v in values.tolist()]
+
+
+def describe_run(t, cfg, name, argv, data, dtype, say):
+    """What run.json keeps, and the header on the console."""
+    total, inside = num_params(t.model.cfg)
+    doc_len = data.n_tokens / data.n_docs
+    flops = {c: flops_per_token(t.model.cfg, mean_context(t.model.cfg, c, doc_len))
+             for c in ("dense", "causal", "document")}
+    device = torch.cuda.get_device_name(t.device) if t.device.type == "cuda" else platform.machine()
+    say(f"{name or 'run'}: {'FFN' if cfg.use_ffn else 'SAN'} arm, {cfg.n_layer} layers, "
+        f"{total:,} parameters ({inside:,} without the embedding)")
+    say(f"data {data.name}: {data.n_docs:,} documents, {data.n_tokens:,} tokens, vocabulary "
+        f"{data.vocab_size}" + ("" if data.vocab_size == cfg.vocab_size else
+                                f" of {cfg.vocab_size} ids, the rest are never used"))
+    say(f"{t.ranks.world} x {t.device.type} ({device}), {str(dtype).removeprefix('torch.')}, "
+        f"{cfg.max_steps} steps of {cfg.total_batch_size:,} tokens, "
+        f"{flops['document'] / 1e6:.2f} MFLOP per token (document convention)")
+    for group in t.optimizer.param_groups:
+        n = sum(p.numel() for p in group["params"])
+        what = "block matrices" if group is t.optimizer.param_groups[0] else "embedding, gains, gates"
+        say(f"{group['kind']}: {len(group['params'])} {what}, {n:,} parameters, rate "
+            f"{group['initial_lr']:g}, decay {group['weight_decay']:g}")
+    return {"name": name, "config": dataclasses.asdict(cfg),
+            "model": dataclasses.asdict(t.model.cfg), "seed": cfg.seed, "params": total,
+            "seeds": "weights and data order both from seed, the same on every rank",
+            "params_non_embedding": inside, "flops_per_token": flops,
+            "command": shlex.join(["python", "train.py", *argv]), "commit": commit(),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__,
+                         "numpy": np.__version__},
+            "device": device, "world_size": t.ranks.world, "threads": torch.get_num_threads(),
+            "dtype": str(dtype).removeprefix("torch."), "data": data.meta,
+            "started": datetime.now(timezone.utc).isoformat(timespec="seconds")}  # fmt: skip
+
+
+def main(argv, stop, armed):
+    """Train; returns the exit code. stop: signals so far; armed: filled when a signal may wait for
+    the end of a step."""
+    ranks = Ranks()
+    argv = ["--resume=newest" if a == "--resume" else a for a in argv]
+    cfg, name = load(TrainConfig, argv)
+    device, dtype = pick_device(cfg, ranks)
+    ranks.start(device)
+    check_batch(cfg, ranks.world)
+    data = open_data(cfg, ranks)
+    cfg = dataclasses.replace(cfg, vocab_size=cfg.vocab_size or data.vocab_size)
+    if data.vocab_size > cfg.vocab_size:
+        raise ConfigError(f"data {data.name} has {data.vocab_size} token ids, vocab_size is only "
+                          f"{cfg.vocab_size}; leave vocab_size out to take the corpus's")
+    try:
+        model_cfg = ModelConfig(**model_fields(cfg, ModelConfig))
+    except ValueError as error:
+        raise ConfigError(error) from error
+    train_docs = data.split("train", cfg.max_docs)
+    packing = prepare.Packing(data, train_docs, cfg.block_size, cfg.seed)
+    if cfg.eval_every:
+        val = prepare.Packing(data, data.split("val"), cfg.block_size, None)
+
+    folder = Path(cfg.out_dir or Path("out") / (name or "run"))
+    data_id = {"name": data.name, "sha256": data.meta["files"]["tokens.bin"]["sha256"]}
+    state = ranks.from_main(lambda: checkpoint.start_state(cfg, folder, data_id))
+    t = Trainer(cfg, model_cfg, ranks, device, dtype)
+    resumed = state is not None
+    changed = state["changed"] if resumed else []
+    if resumed:
+        t.load_state(state)
+        del state  # its copy of the weights must not live beside the run
+    if ranks.main:
+        folder.mkdir(parents=True, exist_ok=True)
+    log = Log(folder, ranks.main, t.step if cfg.resume else None)
+    about = describe_run(t, cfg, name, argv, data, dtype, log.say)
+    if ranks.main and not cfg.resume:
+        prepare.write_whole(folder / "run.json", json.dumps(about, indent=1).encode())
+    if resumed:
+        event = "branch" if cfg.branch else "resume"
+        log.write(event, t.step, world_size=ranks.world, changed=changed)
+        log.say(f"{event}: from step {t.step}" + "".join(f"; {c}" for c in changed))
+    t.wrap(log.say)
+    batches = Batches(packing, cfg, ranks, device, data.n_tokens / data.n_docs)
+    milestones = {round(cfg.max_steps * i / 4) for i in range(5)}
+    peak, began = peak_flops(device), time.perf_counter()
+    speeds, val_loss = [], None
+    saved = t.step if cfg.resume else -1
+
+    def save():
+        nonlocal saved
+        if saved != t.step:
+            saved = t.step
+            ranks.from_main(lambda: checkpoint.save(t.state(data_id), folder, milestones,
+                                                    cfg.keep_last) and None)
+            log.write("save", t.step, path=f"ckpt_{t.step:06d}.pt")
+
+    def due(every):
+        return every and t.step % every == 0
+
+    armed.append(True)
+    ahead = ThreadPoolExecutor(1)
+    following = ahead.submit(batches.load, t.row)
+    bar = tqdm(total=cfg.max_steps, initial=t.step, unit="step", disable=None if ranks.main else True)
+    while True:
+        last = t.step >= cfg.max_steps
+        if last or t.step in milestones or due(cfg.save_every):
+            save()
+        if cfg.eval_every and (last or due(cfg.eval_every)):
+            found = evaluate(t.model, val, cfg, ranks, device, batches.cu_len, stop)
+            if found:
+                val_loss = found[0]
+                log.write("eval", t.step, tokens=t.tokens, val_loss=val_loss, n_scored=found[1])
+                log.say(f"step {t.step}: val_loss {val_loss:.4f} nats per token")
+            elif not last:
+                break
+        if last:
+            break
+        clock = time.perf_counter()
+        micro, *counts = following.result()
+        following = ahead.submit(batches.load, t.row + cfg.rows_per_step)
+        n_scored, digest, pairs, stopping = ranks.sum([*counts, len(stop)], device)
+        if stopping:
+            break
+        step = t.step
+        line = t.update(batches, micro, n_scored)
+        bad = line.pop("bad")
+        if bad:
+            log.write("nonfinite", step, parameter=bad, train_loss=str(line["train_loss"]),
+                      skipped=t.skipped)
+            log.say(f"step {step}: the gradient of {bad} is not finite" if bad != "the loss" else
+                    f"step {step}: the loss is not finite")
+            if cfg.nonfinite == "stop":
+                save()
+                log.say(f"stopped before the update; {folder}/ckpt.pt holds the weights of step "
+                        f"{step}. A lower rate, or --nonfinite=skip, may get past it")
+                return 1
+        t.row += cfg.rows_per_step
+        t.tokens += cfg.total_batch_size
+        if device.type == "cuda":
+            torch.cuda.synchronize()  # kernels are queued: without it the clock stops too early
+        dt = time.perf_counter() - clock
+        rate = cfg.total_batch_size / dt
+        flops = rate * flops_per_token(t.model.cfg, pairs / cfg.total_batch_size)
+        speeds.append(rate)
+        bar.update()
+        if (due(cfg.log_every) or t.step == cfg.max_steps) and not bad:
+            bar.set_postfix_str(f"loss {line['train_loss']:.4f}, {rate:,.0f} tok/s")
+            log.write("train", step, tokens=t.tokens, epoch=packing.epoch(t.row - 1), **line, dt=dt,
+                      tok_per_sec=rate, flops_per_sec=flops,
+                      mfu=flops / (peak * ranks.world) if peak else None, mfu_convention="document",
+                      batch_hash=f"{digest:x}", n_scored=n_scored, gates=t.gates())
+    bar.close()
+    following.cancel()
+    ahead.shutdown()
+    if not last:
+        save()
+        log.say(f"stopped by a signal at step {t.step}, saved; --resume goes on")
+        return STOPPED
+    speed = statistics.median(speeds[10:] or speeds) if speeds else 0.0
+    took = time.perf_counter() - began
+    epochs = t.row / packing.rows_per_epoch
+    log.write("done", t.step, tokens=t.tokens, val_loss=val_loss, tok_per_sec=speed, seconds=took,
+              epochs=epochs, skipped=t.skipped)
+    log.say(f"done: {t.tokens:,} tokens ({epochs:.2f} epochs), " +
+            (f"val_loss {val_loss:.4f} nats per token, " if val_loss is not None else "") +
+            f"{speed:,.0f} tokens/s, {took / 60:.1f} minutes")
+    log.say(f"next: python analyze.py {folder}/ckpt.pt")
+    return 0
+
+
+def run(argv):
+    """main() under the signal handlers. A first signal waits for the end of a step; before the
+    first step there is nothing to save and the program just ends."""
+    stop, armed = [], []
+
+    def on_signal(number, frame):
+        stop.append(number)
+        if not armed:
+            raise SystemExit(STOPPED)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    try:
+        code = main(argv, stop, armed)
+    except UserError as error:
+        fail(error)
+    finally:
+        with contextlib.suppress(Exception):
+            if dist.is_initialized():
+                dist.destroy_process_group()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
