@@ -6,6 +6,7 @@ Apart from model.py because it changes with kernels and torch versions, not with
 Shapes: B rows, T tokens, N = B * T, H query heads, K key/value heads, D head width.
 """
 
+import functools
 import inspect
 
 import torch
@@ -20,10 +21,47 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def _documents(cu_seqlens):
-    """Start and end of each document that is not padding."""
-    cu = cu_seqlens.tolist()
-    return [(start, end) for start, end in zip(cu, cu[1:]) if end > start]
+@functools.lru_cache(maxsize=2)
+def _plan(ends, pad=16, longest=256):
+    """Documents as slices, or short ones of like length together as one padded batch.
+
+    Returns [(tokens, shape, inside, outside, padding)]: tokens is a slice, or the index of a
+    batch's (documents, length) tokens, where a document's last token stands in for its padding;
+    inside the batch's positions of the tokens outside. Padding comes last, so causality hides it.
+    """
+    groups, plan = {}, []
+    for s, e in zip(ends, ends[1:]):
+        if e > s:
+            key = -((s - e) // pad) if e - s <= longest else (s,)
+            groups.setdefault(key, []).append((s, e))
+    for key, docs in groups.items():
+        if len(docs) == 1:
+            s, e = docs[0]
+            plan.append((slice(s, e), (1, e - s), None, None, None))
+            continue
+        length = max(e - s for s, e in docs)
+        start, end = (torch.tensor(x)[:, None] for x in zip(*docs))
+        tokens = start + torch.arange(length)  # (documents, length)
+        real = (tokens < end).flatten()
+        tokens = tokens.minimum(end - 1).flatten()
+        inside, padding = real.nonzero().flatten(), (~real).nonzero().flatten()
+        plan.append((tokens, (len(docs), length), inside, tokens[inside], padding))
+    return plan
+
+
+def _gather(x, tokens, shape):
+    """The tokens of x (N, H, D) as a batch (documents, H, length, D)."""
+    rows = x[tokens] if isinstance(tokens, slice) else x.index_select(0, tokens)
+    return rows.unflatten(0, shape).transpose(1, 2)
+
+
+def _scatter(x, rows, tokens, inside, outside):
+    """Put a batch (documents, H, length, D) back into x (N, H, D), without its padding."""
+    rows = rows.transpose(1, 2).flatten(0, 1)
+    if inside is None:
+        x[tokens] = rows
+    else:
+        x.index_copy_(0, outside, rows.index_select(0, inside))
 
 
 @torch.library.custom_op("san::document_attention", mutates_args=())
@@ -33,22 +71,24 @@ def document_attention(
     """Causal flash attention document by document on a CPU: work follows the documents.
 
     q (N, H, D); k, v (N, K, D); cu_seqlens int32, cumulative ends, first 0, last N.
-    Returns (N, H, D) and each document's log-sum-exp (H, length), flat and end to end.
-    Opaque to the compiler, so neither the loop nor a new layout is ever traced.
+    Returns (N, H, D) and each query's log-sum-exp (N, H, 1). Opaque to the compiler, so neither
+    the loop nor a new layout is ever traced.
     """
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    lse = q.new_empty(q.shape[0] * q.shape[1], dtype=torch.promote_types(q.dtype, torch.float32))
-    for s, e in _documents(cu_seqlens):
-        o, stats = _flash(*(x[s:e].transpose(0, 1)[None] for x in (q, k, v)), 0.0, True)
-        out[s:e] = o[0].transpose(0, 1)
-        lse[s * q.shape[1] : e * q.shape[1]] = stats.reshape(-1)
+    out, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(*q.shape[:2], 1, dtype=_wide(q))
+    for tokens, shape, inside, outside, _ in _plan(tuple(cu_seqlens.tolist())):
+        o, stats = _flash(*(_gather(x, tokens, shape) for x in (q, k, v)), 0.0, True)
+        _scatter(out, o, tokens, inside, outside)
+        _scatter(lse, stats[..., None], tokens, inside, outside)
     return out, lse
+
+
+def _wide(x):
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 @document_attention.register_fake
 def _(q, k, v, cu_seqlens):
-    stats = torch.promote_types(q.dtype, torch.float32)
-    return q.new_empty(q.shape), q.new_empty(q.shape[0] * q.shape[1], dtype=stats)
+    return q.new_empty(q.shape), q.new_empty(*q.shape[:2], 1, dtype=_wide(q))
 
 
 @torch.library.custom_op("san::document_attention_backward", mutates_args=())
@@ -61,17 +101,19 @@ def document_attention_backward(
     lse: torch.Tensor,
     cu_seqlens: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    n_head, groups = q.shape[1], q.shape[1] // k.shape[1]
+    groups = q.shape[1] // k.shape[1]
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
-    for s, e in _documents(cu_seqlens):
+    for tokens, shape, inside, outside, padding in _plan(tuple(cu_seqlens.tolist())):
+        g, o, qd, kd, vd = (_gather(x, tokens, shape) for x in (grad, out, q, k, v))
+        if padding is not None:
+            g.transpose(1, 2).flatten(0, 1).index_fill_(0, padding, 0)
         # This kernel's backward takes as many key heads as query heads; the sum undoes the copy.
-        heads = [rearrange(x[s:e], "t h d -> 1 h t d") for x in (grad, q, k, v, out)]
-        heads[2], heads[3] = (repeat(x, "b k t d -> b (k g) t d", g=groups) for x in heads[2:4])
-        stats = lse[s * n_head : e * n_head].view(1, n_head, e - s)
-        gq, gk, gv = _flash_backward(*heads, stats, 0.0, True)
-        dq[s:e] = gq[0].transpose(0, 1)
-        dk[s:e] = rearrange(gk[0], "(k g) t d -> t k g d", g=groups).sum(2)
-        dv[s:e] = rearrange(gv[0], "(k g) t d -> t k g d", g=groups).sum(2)
+        kd, vd = (repeat(x, "b k t d -> b (k g) t d", g=groups) for x in (kd, vd))
+        stats = _gather(lse, tokens, shape)[..., 0]
+        gq, gk, gv = _flash_backward(g, qd, kd, vd, o, stats, 0.0, True)
+        gk, gv = (rearrange(x, "b (k g) t d -> b k g t d", g=groups).sum(2) for x in (gk, gv))
+        for x, rows in ((dq, gq), (dk, gk), (dv, gv)):
+            _scatter(x, rows, tokens, inside, outside)
     return dq, dk, dv
 
 

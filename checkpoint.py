@@ -20,6 +20,7 @@ import dataclasses
 import errno
 import os
 import shutil
+import zipfile
 from pathlib import Path
 
 import torch
@@ -36,6 +37,12 @@ SHAPE = {f.name for f in dataclasses.fields(ModelConfig)} | {"optimizer"}
 
 class CheckpointError(UserError):
     """A file that cannot be used, or a full disk; the message is one line."""
+
+
+class NonFiniteError(CheckpointError):
+    """A loss, gradient or weight that is NaN or infinite."""
+
+    code = 1
 
 
 def write(state, path):
@@ -81,8 +88,8 @@ def save(state, folder, milestones, keep_last):
     folder = Path(folder)
     bad = [n for n, t in state["model"].items() if not torch.isfinite(t).all()]
     if bad:
-        raise CheckpointError(f"step {state['step']}: {bad[0]} is not finite ({len(bad)} such); "
-                              f"nothing was written, the checkpoint before it is untouched")
+        raise NonFiniteError(f"step {state['step']}: weight {bad[0]} is not finite ({len(bad)} "
+                             f"such); nothing was written, the checkpoint before it is untouched")
     path = folder / f"ckpt_{state['step']:06d}.pt"
     write(state, path)
     link = folder / ".ckpt.pt.link"
@@ -93,24 +100,39 @@ def save(state, folder, milestones, keep_last):
         shutil.copyfile(path, link)
     os.replace(link, folder / "ckpt.pt")
     sync_folder(folder)
-    passing = [p for p in numbered(folder) if int(p.stem[5:]) not in milestones]
+    # Later ones are there after a resume from an earlier step: no reason to drop this one.
+    passing = [p for p in numbered(folder)
+               if step_of(p) <= state["step"] and step_of(p) not in milestones]
     for old in passing[:-keep_last]:
         old.unlink()
-    return path
+
+
+def step_of(path):
+    """The step in the name ckpt_<step>.pt."""
+    return int(path.stem[5:])
 
 
 def numbered(folder):
     """ckpt_<step>.pt of a run, oldest first."""
-    files = [p for p in Path(folder).glob("ckpt_*.pt") if p.stem[5:].isdigit()]
-    return sorted(files, key=lambda p: int(p.stem[5:]))
+    return sorted((p for p in Path(folder).glob("ckpt_*.pt") if p.stem[5:].isdigit()), key=step_of)
 
 
-def read(path):
-    """The dict in path, on the CPU, names without wrapper prefixes. Raises CheckpointError."""
+def clear(folder):
+    """Drop all checkpoints of a run that is started again."""
+    for path in (Path(folder) / "ckpt.pt", *numbered(folder)):
+        path.unlink(missing_ok=True)
+
+
+def read(path, mmap=True):
+    """The dict in path, on the CPU, names without wrapper prefixes. Raises CheckpointError.
+    mmap: tensors stay in the file until they are used; it must not be replaced meanwhile."""
     if not Path(path).is_file():
         raise CheckpointError(f"no checkpoint {path}")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with zipfile.ZipFile(path) as archive:
+            if damaged := archive.testzip():  # torch does not look at the checksums that it writes
+                raise ValueError(f"wrong checksum of {damaged}")
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         fields = {f.name for f in dataclasses.fields(ModelConfig)}
         missing = {"format", "model", "model_config"} - set(state)
         missing |= fields - set(state.get("model_config", {}))
@@ -135,7 +157,7 @@ def newest(folder, say=print):
     candidates = [folder / "ckpt.pt", *reversed(numbered(folder))]
     for path in (p for p in candidates if p.is_file()):
         try:
-            return path, read(path)
+            return path, read(path, mmap=False)
         except CheckpointError as error:
             say(f"{error}; trying the one before it")
     raise CheckpointError(f"{folder} holds no checkpoint to resume from")
@@ -170,25 +192,27 @@ def start_state(cfg, folder, data_id, say=print):
     Raises CheckpointError where it belongs to another run, with old and new values."""
     if cfg.resume and cfg.branch:
         raise CheckpointError("give --resume or --branch, not both")
+    if not cfg.resume and not cfg.overwrite and (numbered(folder) or (folder / "ckpt.pt").exists()):
+        raise CheckpointError(f"{folder} holds a run; --resume goes on with it, --out_dir=... "
+                              f"starts another, --overwrite starts this one again")
     if not cfg.resume and not cfg.branch:
-        if (folder / "ckpt.pt").exists() and not cfg.overwrite:
-            raise CheckpointError(f"{folder} holds a run; --resume goes on with it, --out_dir=... "
-                                  f"starts another, --overwrite starts this one again")
         return None
-    if cfg.branch:
-        state = read(cfg.branch)
-    elif cfg.resume == "newest":
+    if cfg.resume == "newest":
         state = newest(folder, say)[1]
     else:
-        state = read(cfg.resume)
-    if "optimizer" not in state or "config" not in state:
-        raise CheckpointError("the checkpoint holds weights only; training cannot go on from it")
-    new = dataclasses.asdict(cfg)
-    changed = differences(state["config"], new)
+        state = read(cfg.resume or cfg.branch, mmap=False)
+    if lost := {"optimizer", "config", "data", "step", "row", "tokens", "rng"} - set(state):
+        raise CheckpointError(f"training cannot go on from a checkpoint without "
+                              f"{', '.join(sorted(lost))}")
+    old, new = state["config"], dataclasses.asdict(cfg)
+    if cfg.branch and cfg.warmup_steps < 0:  # a longer run must not fall back into its warm-up
+        new["warmup_steps"] = old["warmup_steps"]
+    changed = differences(old, new)
     if state["data"] != data_id:
         changed.append(f"corpus {state['data']} -> {data_id}")
-    fixed = [c for c in changed if c.split()[0] in SHAPE]
-    if fixed:
+    keys = {c.split()[0] for c in changed}
+    if keys & SHAPE:
+        fixed = [c for c in changed if c.split()[0] in SHAPE]
         raise CheckpointError(f"the checkpoint's model is another one: {'; '.join(fixed)}")
     if changed and cfg.resume:
         raise CheckpointError(f"this would not continue the same run: {'; '.join(changed)}; set "
@@ -196,8 +220,11 @@ def start_state(cfg, folder, data_id, say=print):
     if state["step"] > cfg.max_steps:
         raise CheckpointError(f"the checkpoint is at step {state['step']}, after max_steps "
                               f"{cfg.max_steps}")
-    if state["data"] != data_id:
+    if keys & {"max_steps", "decay_steps"} and state["step"] > cfg.max_steps - cfg.decay_steps:
+        raise CheckpointError(f"{cfg.decay_steps} decay_steps before max_steps {cfg.max_steps} begin "
+                              f"before the checkpoint's step {state['step']}: the rate would jump")
+    if keys & {"corpus", "seed", "max_docs"}:
         state["row"] = 0
-        say("branch: a new corpus, read from its beginning")
+        say("branch: other rows than the checkpoint's run, read from their beginning")
     state["changed"] = changed
     return state

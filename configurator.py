@@ -19,6 +19,8 @@ from types import ModuleType
 class UserError(ValueError):
     """A user's mistake; the message is one line. Programs end on it through fail()."""
 
+    code = 2  # exit code
+
 
 class ConfigError(UserError):
     """An option that does not exist, has the wrong type, or does not fit the others."""
@@ -88,7 +90,7 @@ def _parse(text, kind):
         except ValueError:
             continue
         # 1e5 is a whole number too.
-        return int(value) if kind is int and float(value).is_integer() else value
+        return int(value) if kind is int and value % 1 == 0 else value
     return text
 
 
@@ -110,6 +112,6 @@ def model_fields(config, cls):
 
 
 def fail(error):
-    """End the program on a user's mistake: one line, exit code 2."""
-    print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
-    raise SystemExit(2)
+    """End the program on a user's mistake: one line, exit code 2 unless the error has its own."""
+    print(f"{Path(sys.argv[0]).name}: {' '.join(str(error).split())}", file=sys.stderr)
+    raise SystemExit(getattr(error, "code", 2))

@@ -99,7 +99,7 @@ class Norm(nn.Module):
 
 
 class Linear(nn.Linear):
-    """A matrix without bias, kept in its own precision and applied in that of its input."""
+    """A matrix without bias, (out, in), kept in its own precision and applied in its input's."""
 
     def __init__(self, in_features, out_features):
         super().__init__(in_features, out_features, bias=False)
@@ -109,6 +109,13 @@ class Linear(nn.Linear):
 
     def forward(self, x):
         return F.linear(x, self.weight.to(x.dtype))
+
+
+def fused(x, *linears):
+    """The outputs of several matrices on one input, by one product: fewer, larger GEMMs. The
+    matrices stay apart as parameters, since Muon orthogonalises each by itself."""
+    weight = torch.cat([c.weight for c in linears]).to(x.dtype)
+    return F.linear(x, weight).split([c.out_features for c in linears], dim=-1)
 
 
 def rope_table(block_size, head_dim, theta):
@@ -148,10 +155,8 @@ class Attention(nn.Module):
         self.k_norm = Norm(cfg.head_dim, cfg.norm) if cfg.qk_norm else nn.Identity()
 
     def forward(self, u, cos, sin, layout):
-        q, k, v = (
-            rearrange(c(u), "b t (h d) -> b t h d", d=self.head_dim)
-            for c in (self.c_q, self.c_k, self.c_v)
-        )
+        qkv = fused(u, self.c_q, self.c_k, self.c_v)
+        q, k, v = (rearrange(x, "b t (h d) -> b t h d", d=self.head_dim) for x in qkv)
         q = apply_rope(self.q_norm(q), cos, sin)
         k = apply_rope(self.k_norm(k), cos, sin)
         out = attend(q, k, v, layout)  # (B, T, H, D)
@@ -168,7 +173,8 @@ class FFN(nn.Module):
         self.c_proj = Linear(cfg.inner_dim, cfg.n_embd)
 
     def forward(self, u):
-        return self.c_proj(F.silu(self.c_gate(u)) * self.c_up(u))
+        gate, up = fused(u, self.c_gate, self.c_up)
+        return self.c_proj(F.silu(gate) * up)
 
 
 class Block(nn.Module):

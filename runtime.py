@@ -1,18 +1,29 @@
-"""What a run stands on: its ranks, its device and number format, the compiler, the commit.
+"""What a run stands on: ranks, signals, log file, device and number format, compiler, commit.
 
 Apart from train.py because none of it is about training: it changes with machines.
 """
 
+import functools
+import json
+import math
 import os
 import platform
+import signal
 import subprocess
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
 
 from configurator import ConfigError, UserError
+from dataset import DataError
+from prepare import write_whole
+
+STOPPED = 75  # exit code: a signal stopped the run (EX_TEMPFAIL: try again)
+SIGNALS = {signal.SIGTERM, signal.SIGINT}
+MISTAKES = (UserError, DataError, OSError)  # what ends in one line instead of a traceback
 
 
 class Ranks:
@@ -30,8 +41,9 @@ class Ranks:
 
     def start(self, device):
         if self.world > 1:
+            nccl = device.type == "cuda" and dist.is_nccl_available()
             # One rank may compile or save for long while the others wait.
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo",
+            dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo",
                                     timeout=timedelta(hours=2))
 
     def sum(self, values, device, dtype=torch.int64):
@@ -48,13 +60,83 @@ class Ranks:
         if self.main:
             try:
                 box[0] = make()
-            except UserError as error:
-                box[1] = str(error)
+            except MISTAKES as error:
+                box[1] = error
         if self.world > 1:
-            dist.broadcast_object_list(box)
+            dist.broadcast_object_list(box, device="cpu")  # a checkpoint must not fill the GPU
         if box[1] is not None:
-            raise UserError(box[1])
+            raise box[1]
         return box[0]
+
+
+class Stop:
+    """True once SIGTERM or SIGINT came. Until wait() is called a signal just ends the program."""
+
+    def __init__(self):
+        self.waiting, self.seen = False, False
+        self.before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+
+    def _on_signal(self, number, frame):
+        self.seen = True
+        if not self.waiting:
+            raise SystemExit(STOPPED)
+
+    def wait(self):
+        """From here on signals wait for the end of a step."""
+        self.waiting = True
+        if hasattr(signal, "pthread_sigmask"):
+            # Blocked, and looked at: child processes inherit that, so that Ctrl-C, which goes to
+            # all of them, does not break a C++ compiler off and the step with it.
+            self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+    def __bool__(self):
+        pending = signal.sigpending() if hasattr(signal, "sigpending") else set()
+        return self.seen or bool(pending & SIGNALS)
+
+    def restore(self):
+        """The caller's handlers again; signals that came meanwhile have been dealt with."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        if hasattr(self, "mask"):
+            signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+class Log:
+    """log.jsonl and the console, on rank 0 only. A resume at a step cuts what it will repeat."""
+
+    def __init__(self, folder, main, resume_step=None):
+        self.file = None
+        if main:
+            path, keep = Path(folder) / "log.jsonl", []
+            if resume_step is not None and path.exists():
+                keep = [line for line in path.read_bytes().splitlines(keepends=True)
+                        if self._place(line) <= (resume_step, False)]
+            write_whole(path, b"".join(keep))
+            self.file = open(path, "a", encoding="utf-8")
+
+    @staticmethod
+    def _place(line):
+        try:
+            event = json.loads(line)
+            return event["step"], event["event"] != "branch"  # how a run began is not repeated
+        except (ValueError, KeyError, TypeError):
+            return math.inf, 0  # a kill or a power cut tore the line
+
+    def write(self, event, step, **values):
+        if self.file:
+            self.file.write(json.dumps({"event": event, "step": step, **values}) + "\n")
+            self.file.flush()
+
+    def sync(self):
+        """Onto the disk: a checkpoint must not outlive the lines before it."""
+        if self.file:
+            os.fsync(self.file.fileno())
+
+    def say(self, text):
+        if self.file:
+            tqdm.write(text)
 
 
 def pick_device(cfg, ranks):
@@ -105,6 +187,7 @@ def peak_flops(device):
     return next((peak for key, peak in PEAK_FLOPS.items() if key in name), None)
 
 
+@functools.cache
 def commit():
     """The checkout's commit, with + where files differ from it; empty outside git."""
     where = Path(__file__).parent

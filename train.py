@@ -8,22 +8,21 @@ Reads data/<dataset>/ (prepare.py; an embedded corpus that is missing is written
 Writes out/<run>/: run.json before the first step, log.jsonl one JSON object per event, ckpt.pt and
 ckpt_<step>.pt. --resume continues a run to the same bits, --branch=CKPT starts another from it.
 Exit codes: 0 done, 1 non-finite loss or gradient, 2 a mistake in the input, 75 stopped by SIGTERM or
-SIGINT after saving. SPEC of the objective and schedule: arXiv:2607.18363, section 2.
+SIGINT after saving (torchrun turns any but 0 into 1). Objective and schedule: arXiv:2607.18363,
+section 2.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import math
 import platform
 import shlex
-import signal
 import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -35,12 +34,11 @@ from tqdm import tqdm
 
 import checkpoint
 import prepare
-from configurator import ConfigError, UserError, fail, load, model_fields
+from configurator import ConfigError, fail, load, model_fields
 from model import ModelConfig, Transformer, flops_per_token, mean_context, num_params
 from muon import ORDERS, Muon
-from runtime import Ranks, commit, compile_model, peak_flops, pick_device
-
-STOPPED = 75  # exit code: a signal stopped the run after a save (EX_TEMPFAIL: try again)
+from runtime import (MISTAKES, STOPPED, Log, Ranks, Stop, commit, compile_model, peak_flops,
+                     pick_device)
 
 
 @dataclass(frozen=True)
@@ -109,15 +107,17 @@ class TrainConfig:
     compile_whole: bool = False  # one graph for the whole model: slow to start
 
     def __post_init__(self):
-        for key in ("max_steps", "max_docs", "eval_every", "log_every", "save_every", "vocab_size"):
-            if getattr(self, key) < 0:
-                raise ConfigError(f"{key} is {getattr(self, key)}; it cannot be negative")
-        for key in ("total_batch_size", "device_batch_size", "keep_last", "eval_tokens"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"{key} is {getattr(self, key)}; it must be at least 1")
-        for key in ("muon_lr", "adam_lr", "weight_decay", "grad_clip", "z_loss"):
-            if not 0 <= getattr(self, key) < math.inf:
-                raise ConfigError(f"{key} is {getattr(self, key)}; it must be finite, 0 or more")
+        least = dict.fromkeys(("max_steps", "max_docs", "eval_every", "log_every", "save_every",
+                               "vocab_size", "muon_lr", "adam_lr", "weight_decay", "grad_clip",
+                               "z_loss"), 0)
+        least |= dict.fromkeys(("total_batch_size", "device_batch_size", "keep_last", "eval_tokens"),
+                               1)
+        for key, low in least.items():
+            if not low <= getattr(self, key) < math.inf:
+                raise ConfigError(f"{key} is {getattr(self, key)}; it must be finite and at least "
+                                  f"{low}")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ConfigError(f"seed is {self.seed}; it must fit 64 bits")
         for key, choices in (
             ("optimizer", ("muon", "adamw")),
             ("muon_order", ORDERS),
@@ -228,38 +228,12 @@ def evaluate(model, packing, cfg, ranks, device, cu_len, stop):
         x, y, cu = (torch.from_numpy(a).to(device) for a in (x, y, cu))
         nll += model(x, cu, y)[0].item()
         count += int((y >= 0).sum())
-    nll, count, stopped = ranks.sum([nll, count, len(stop)], device, torch.float64)
+    nll, count, stopped = ranks.sum([nll, count, bool(stop)], device, torch.float64)
     return None if stopped else (nll / count, int(count))
 
 
 # -----------------------------------------------------------------------------
 # The run folder
-
-
-class Log:
-    """log.jsonl and the console, on rank 0 only. Events of steps that a resume repeats are cut."""
-
-    def __init__(self, folder, main, resume_step=None):
-        self.file = None
-        if main:
-            path = Path(folder) / "log.jsonl"
-            keep = []
-            if resume_step is not None and path.exists():
-                lines = path.read_bytes().split(b"\n")[:-1]  # a torn last line has no end
-                events = [json.loads(line) for line in lines]
-                keep = [line for line, e in zip(lines, events)
-                        if e["step"] < resume_step + (e["event"] == "save")]
-            prepare.write_whole(path, b"".join(line + b"\n" for line in keep))
-            self.file = open(path, "a", encoding="utf-8")
-
-    def write(self, event, step, **values):
-        if self.file:
-            self.file.write(json.dumps({"event": event, "step": step, **values}) + "\n")
-            self.file.flush()
-
-    def say(self, text):
-        if self.file:
-            tqdm.write(text)
 
 
 def check_batch(cfg, world):
@@ -285,7 +259,7 @@ def open_data(cfg, ranks):
         ranks.from_main(build)
         if ranks.local == 0:
             build()  # a node that does not share rank 0's disk
-        ranks.sum([0], "cuda" if torch.cuda.is_available() else "cpu")
+        ranks.sum([0], "cpu")  # wait for it
     return prepare.Dataset(folder, verify=cfg.verify_data)
 
 
@@ -301,7 +275,8 @@ class Trainer:
         self.model = Transformer(model_cfg, seed=cfg.seed).to(device)
         self.model.compute_dtype = dtype
         self.optimizer = make_optimizer(self.model, cfg)
-        self.step, self.row, self.tokens, self.skipped = 0, 0, 0, 0
+        self.step, self.row, self.tokens, self.skipped, self.saved = 0, 0, 0, 0, -1
+        self.milestones = {round(cfg.max_steps * i / 4) for i in range(5)}
 
     def load_state(self, state):
         """Take over a checkpoint; this run's own rates and decay stay."""
@@ -312,16 +287,25 @@ class Trainer:
             group.update(settings)
         torch.set_rng_state(state["rng"])
         self.step, self.row, self.tokens = state["step"], state["row"], state["tokens"]
+        self.skipped = state.get("skipped", 0)
 
-    def state(self, data_id):
-        return {
+    def save(self, folder, data_id, log):
+        """A checkpoint of this step, unless there is one."""
+        if self.saved == self.step:
+            return
+        state = {
             "format": 1, "step": self.step, "row": self.row, "tokens": self.tokens,
+            "skipped": self.skipped,
             "model": {n: p.detach().float() for n, p in self.model.named_parameters()},
             "optimizer": self.optimizer.state_dict(), "rng": torch.get_rng_state(),
-            "model_config": dataclasses.asdict(self.model.cfg),
-            "config": dataclasses.asdict(self.cfg), "data": data_id,
+            "model_config": asdict(self.model.cfg), "config": asdict(self.cfg), "data": data_id,
             "commit": commit(), "world_size": self.ranks.world,
         }  # fmt: skip
+        log.sync()
+        self.ranks.from_main(
+            lambda: checkpoint.save(state, folder, self.milestones, self.cfg.keep_last))
+        log.write("save", self.step, path=f"ckpt_{self.step:06d}.pt")
+        self.saved = self.step
 
     def wrap(self, say):
         """Compile, then DDP: each block's gradients are sent while the next is computed."""
@@ -366,10 +350,10 @@ class Trainer:
                 "muon_lr": self.optimizer.param_groups[0]["lr"]}
 
     def first_bad(self):
-        """The first parameter whose gradient is not finite, or the loss."""
+        """The first parameter whose gradient is not finite; or the sum over all of them is not."""
         grads = ((n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None)
-        names = (n for n, g in grads if not torch.isfinite(g).all())
-        return next(names, "the loss")
+        return next((f"the gradient of {n}" for n, g in grads if not torch.isfinite(g).all()),
+                    "the loss or the gradient norm")
 
     def gates(self):
         """sigmoid(g), or alpha, of each sublayer."""
@@ -381,7 +365,7 @@ class Trainer:
         return [round(v, 6) for v in values.tolist()]
 
 
-def describe_run(t, cfg, name, argv, data, dtype, say):
+def describe_run(t, cfg, name, argv, data, say):
     """What run.json keeps, and the header on the console."""
     total, inside = num_params(t.model.cfg)
     doc_len = data.n_tokens / data.n_docs
@@ -393,7 +377,7 @@ def describe_run(t, cfg, name, argv, data, dtype, say):
     say(f"data {data.name}: {data.n_docs:,} documents, {data.n_tokens:,} tokens, vocabulary "
         f"{data.vocab_size}" + ("" if data.vocab_size == cfg.vocab_size else
                                 f" of {cfg.vocab_size} ids, the rest are never used"))
-    say(f"{t.ranks.world} x {t.device.type} ({device}), {str(dtype).removeprefix('torch.')}, "
+    say(f"{t.ranks.world} x {t.device.type} ({device}), {cfg.dtype}, "
         f"{cfg.max_steps} steps of {cfg.total_batch_size:,} tokens, "
         f"{flops['document'] / 1e6:.2f} MFLOP per token (document convention)")
     for group in t.optimizer.param_groups:
@@ -401,29 +385,30 @@ def describe_run(t, cfg, name, argv, data, dtype, say):
         what = "block matrices" if group is t.optimizer.param_groups[0] else "embedding, gains, gates"
         say(f"{group['kind']}: {len(group['params'])} {what}, {n:,} parameters, rate "
             f"{group['initial_lr']:g}, decay {group['weight_decay']:g}")
-    return {"name": name, "config": dataclasses.asdict(cfg),
-            "model": dataclasses.asdict(t.model.cfg), "seed": cfg.seed, "params": total,
+    return {"name": name, "config": asdict(cfg),
+            "model": asdict(t.model.cfg), "seed": cfg.seed, "params": total,
             "seeds": "weights and data order both from seed, the same on every rank",
             "params_non_embedding": inside, "flops_per_token": flops,
             "command": shlex.join(["python", "train.py", *argv]), "commit": commit(),
             "versions": {"python": platform.python_version(), "torch": torch.__version__,
                          "numpy": np.__version__},
             "device": device, "world_size": t.ranks.world, "threads": torch.get_num_threads(),
-            "dtype": str(dtype).removeprefix("torch."), "data": data.meta,
+            "dtype": cfg.dtype, "data": data.meta,
             "started": datetime.now(timezone.utc).isoformat(timespec="seconds")}  # fmt: skip
 
 
-def main(argv, stop, armed):
-    """Train; returns the exit code. stop: signals so far; armed: filled when a signal may wait for
-    the end of a step."""
+def main(argv, stop):
+    """Train; returns the exit code. stop: true once a signal came."""
     ranks = Ranks()
-    argv = ["--resume=newest" if a == "--resume" else a for a in argv]
-    cfg, name = load(TrainConfig, argv)
+    cfg, name = load(TrainConfig, ["--resume=newest" if a == "--resume" else a for a in argv])
     device, dtype = pick_device(cfg, ranks)
     ranks.start(device)
     check_batch(cfg, ranks.world)
     data = open_data(cfg, ranks)
-    cfg = dataclasses.replace(cfg, vocab_size=cfg.vocab_size or data.vocab_size)
+    # What auto and -1 come to is kept with the run, so that a resume elsewhere means the same.
+    cfg = replace(cfg, vocab_size=cfg.vocab_size or data.vocab_size, decay_steps=cfg.decay,
+                  warmup_steps=cfg.warmup_steps if cfg.branch else cfg.warmup,
+                  dtype=str(dtype).removeprefix("torch."))
     if data.vocab_size > cfg.vocab_size:
         raise ConfigError(f"data {data.name} has {data.vocab_size} token ids, vocab_size is only "
                           f"{cfg.vocab_size}; leave vocab_size out to take the corpus's")
@@ -431,105 +416,94 @@ def main(argv, stop, armed):
         model_cfg = ModelConfig(**model_fields(cfg, ModelConfig))
     except ValueError as error:
         raise ConfigError(error) from error
-    train_docs = data.split("train", cfg.max_docs)
-    packing = prepare.Packing(data, train_docs, cfg.block_size, cfg.seed)
+    packing = prepare.Packing(data, data.split("train", cfg.max_docs), cfg.block_size, cfg.seed)
     if cfg.eval_every:
         val = prepare.Packing(data, data.split("val"), cfg.block_size, None)
 
     folder = Path(cfg.out_dir or Path("out") / (name or "run"))
     data_id = {"name": data.name, "sha256": data.meta["files"]["tokens.bin"]["sha256"]}
     state = ranks.from_main(lambda: checkpoint.start_state(cfg, folder, data_id))
+    if cfg.warmup_steps < 0:
+        cfg = replace(cfg, warmup_steps=state["config"]["warmup_steps"])
     t = Trainer(cfg, model_cfg, ranks, device, dtype)
-    resumed = state is not None
-    changed = state["changed"] if resumed else []
-    if resumed:
+    start = "branch" if cfg.branch else "resume" if cfg.resume else ""
+    if start:
         t.load_state(state)
+        changed = state["changed"]
         del state  # its copy of the weights must not live beside the run
     if ranks.main:
         folder.mkdir(parents=True, exist_ok=True)
+        if not cfg.resume:
+            checkpoint.clear(folder)
     log = Log(folder, ranks.main, t.step if cfg.resume else None)
-    about = describe_run(t, cfg, name, argv, data, dtype, log.say)
-    if ranks.main and not cfg.resume:
+    about = describe_run(t, cfg, name, argv, data, log.say)
+    if ranks.main and not (cfg.resume and (folder / "run.json").exists()):
         prepare.write_whole(folder / "run.json", json.dumps(about, indent=1).encode())
-    if resumed:
-        event = "branch" if cfg.branch else "resume"
-        log.write(event, t.step, world_size=ranks.world, changed=changed)
-        log.say(f"{event}: from step {t.step}" + "".join(f"; {c}" for c in changed))
+    if start:
+        log.write(start, t.step, world_size=ranks.world, changed=changed)
+        log.say(f"{start}: from step {t.step}" + "".join(f"; {c}" for c in changed))
+        # Whichever file this came from, ckpt.pt is now the one that the log goes up to.
+        t.save(folder, data_id, log)
     t.wrap(log.say)
     batches = Batches(packing, cfg, ranks, device, data.n_tokens / data.n_docs)
-    milestones = {round(cfg.max_steps * i / 4) for i in range(5)}
     peak, began = peak_flops(device), time.perf_counter()
-    speeds, val_loss = [], None
-    saved = t.step if cfg.resume else -1
-
-    def save():
-        nonlocal saved
-        if saved != t.step:
-            saved = t.step
-            ranks.from_main(lambda: checkpoint.save(t.state(data_id), folder, milestones,
-                                                    cfg.keep_last) and None)
-            log.write("save", t.step, path=f"ckpt_{t.step:06d}.pt")
+    speeds, val_loss, finished = [], None, False
 
     def due(every):
         return every and t.step % every == 0
 
-    armed.append(True)
-    ahead = ThreadPoolExecutor(1)
-    following = ahead.submit(batches.load, t.row)
-    bar = tqdm(total=cfg.max_steps, initial=t.step, unit="step", disable=None if ranks.main else True)
-    while True:
-        last = t.step >= cfg.max_steps
-        if last or t.step in milestones or due(cfg.save_every):
-            save()
-        if cfg.eval_every and (last or due(cfg.eval_every)):
-            found = evaluate(t.model, val, cfg, ranks, device, batches.cu_len, stop)
-            if found:
+    stop.wait()
+    with (ThreadPoolExecutor(1) as ahead, tqdm(total=cfg.max_steps, initial=t.step, unit="step",
+                                               disable=None if ranks.main else True) as bar):
+        following = ahead.submit(batches.load, t.row)
+        while True:
+            last = t.step >= cfg.max_steps
+            if last or t.step in t.milestones or due(cfg.save_every):
+                t.save(folder, data_id, log)
+            if cfg.eval_every and (last or due(cfg.eval_every)):
+                found = evaluate(t.model, val, cfg, ranks, device, batches.cu_len, stop)
+                if not found:
+                    break
                 val_loss = found[0]
                 log.write("eval", t.step, tokens=t.tokens, val_loss=val_loss, n_scored=found[1])
                 log.say(f"step {t.step}: val_loss {val_loss:.4f} nats per token")
-            elif not last:
+            if finished := last:
                 break
-        if last:
-            break
-        clock = time.perf_counter()
-        micro, *counts = following.result()
-        following = ahead.submit(batches.load, t.row + cfg.rows_per_step)
-        n_scored, digest, pairs, stopping = ranks.sum([*counts, len(stop)], device)
-        if stopping:
-            break
-        step = t.step
-        line = t.update(batches, micro, n_scored)
-        bad = line.pop("bad")
-        if bad:
-            log.write("nonfinite", step, parameter=bad, train_loss=str(line["train_loss"]),
-                      skipped=t.skipped)
-            log.say(f"step {step}: the gradient of {bad} is not finite" if bad != "the loss" else
-                    f"step {step}: the loss is not finite")
-            if cfg.nonfinite == "stop":
-                save()
-                log.say(f"stopped before the update; {folder}/ckpt.pt holds the weights of step "
-                        f"{step}. A lower rate, or --nonfinite=skip, may get past it")
-                return 1
-        t.row += cfg.rows_per_step
-        t.tokens += cfg.total_batch_size
-        if device.type == "cuda":
-            torch.cuda.synchronize()  # kernels are queued: without it the clock stops too early
-        dt = time.perf_counter() - clock
-        rate = cfg.total_batch_size / dt
-        flops = rate * flops_per_token(t.model.cfg, pairs / cfg.total_batch_size)
-        speeds.append(rate)
-        bar.update()
-        if (due(cfg.log_every) or t.step == cfg.max_steps) and not bad:
-            bar.set_postfix_str(f"loss {line['train_loss']:.4f}, {rate:,.0f} tok/s")
-            log.write("train", step, tokens=t.tokens, epoch=packing.epoch(t.row - 1), **line, dt=dt,
-                      tok_per_sec=rate, flops_per_sec=flops,
-                      mfu=flops / (peak * ranks.world) if peak else None, mfu_convention="document",
-                      batch_hash=f"{digest:x}", n_scored=n_scored, gates=t.gates())
-    bar.close()
-    following.cancel()
-    ahead.shutdown()
-    if not last:
-        save()
+            clock = time.perf_counter()
+            micro, *counts = following.result()
+            following = ahead.submit(batches.load, t.row + cfg.rows_per_step)
+            n_scored, digest, pairs, stopping = ranks.sum([*counts, bool(stop)], device)
+            if stopping:
+                break
+            step = t.step
+            line = t.update(batches, micro, n_scored)
+            if bad := line.pop("bad"):
+                log.write("nonfinite", step, parameter=bad, train_loss=str(line["train_loss"]),
+                          skipped=t.skipped)
+                if cfg.nonfinite == "stop":
+                    t.save(folder, data_id, log)
+                    raise checkpoint.NonFiniteError(
+                        f"step {step}: {bad} is not finite; stopped before the update, {folder}/"
+                        f"ckpt.pt is of step {step}. A lower rate or --nonfinite=skip may help")
+                log.say(f"step {step}: {bad} is not finite, skipped ({t.skipped} so far)")
+            t.row += cfg.rows_per_step
+            t.tokens += cfg.total_batch_size
+            if device.type == "cuda":
+                torch.cuda.synchronize()  # kernels are queued: without it the clock stops too early
+            dt = time.perf_counter() - clock
+            rate = cfg.total_batch_size / dt
+            flops = rate * flops_per_token(t.model.cfg, pairs / cfg.total_batch_size)
+            speeds.append(rate)
+            bar.update()
+            if (due(cfg.log_every) or t.step == cfg.max_steps) and not bad:
+                bar.set_postfix_str(f"loss {line['train_loss']:.4f}, {rate:,.0f} tok/s")
+                log.write("train", step, tokens=t.tokens, epoch=packing.epoch(t.row - 1), **line,
+                          dt=dt, tok_per_sec=rate, flops_per_sec=flops,
+                          mfu=flops / (peak * ranks.world) if peak else None,
+                          mfu_convention="document", batch_hash=f"{digest:x}", n_scored=n_scored,
+                          gates=t.gates())
+    if not finished:
+        t.save(folder, data_id, log)
         log.say(f"stopped by a signal at step {t.step}, saved; --resume goes on")
         return STOPPED
     speed = statistics.median(speeds[10:] or speeds) if speeds else 0.0
@@ -545,26 +519,17 @@ def main(argv, stop, armed):
 
 
 def run(argv):
-    """main() under the signal handlers. A first signal waits for the end of a step; before the
-    first step there is nothing to save and the program just ends."""
-    stop, armed = [], []
-
-    def on_signal(number, frame):
-        stop.append(number)
-        if not armed:
-            raise SystemExit(STOPPED)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
+    """main() under the signal handlers; a user's mistake ends in one line."""
+    stop = Stop()
     try:
-        code = main(argv, stop, armed)
-    except UserError as error:
+        return main(argv, stop)
+    except MISTAKES as error:
         fail(error)
     finally:
         with contextlib.suppress(Exception):
             if dist.is_initialized():
                 dist.destroy_process_group()
-    return code
+        stop.restore()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,540 @@
+"""The pictures of an analysis, and the study's own figures. Draws from analysis.json alone.
+
+    pictures = draw(analysis, folder)      # writes PNGs, returns {section: (file, caption)}
+
+Blue is attention only and vermilion has feed-forward everywhere (Okabe and Ito's colour-blind safe
+set). Hollow grey marks and rows marked "study" are arXiv:2607.18363's own figures, never ours.
+"""
+
+import itertools
+import math
+import statistics
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+COLOUR = {"SAN": "#0072B2", "FFN": "#D55E00"}
+GREY, PALE = "#5a5a5a", "#c8c8c8"
+DASHES = ("-", "--", ":", "-.")
+AXES = {"params": "equal parameters", "flops": "equal FLOPs", "depth": "equal depth",
+        "none": "matched on nothing"}  # fmt: skip
+MATRICES = {"q": "$W_q$", "k": "$W_k$", "v": "$W_v$", "o": "$W_o$", "gate": "$W_{gate}$",
+            "up": "$W_{up}$", "down": "$W_{down}$"}  # fmt: skip
+MEASURES = {"stable_rank": "stable rank", "effective_rank": "effective rank",
+            "top": "largest\nsingular value"}  # fmt: skip
+UNITS = {"size": "parameters without the embedding, millions", "tokens": "training tokens",
+         "optimizer": "optimiser of the block matrices", "max_docs": "unique training documents",
+         "dataset": "corpus"}  # fmt: skip
+FACETS = {"size": "Size ladder", "tokens": "Budget", "optimizer": "Optimiser by architecture",
+          "max_docs": "Repetition", "dataset": "Corpora"}  # fmt: skip
+# arXiv:2607.18363, sections 3 and 4: nats per token; families as (label, x, SAN, FFN, difference).
+STUDY = {
+    "pair": {"params": 0.0055, "flops": 0.263, "depth": 0.470},
+    "variant": {"post_norm=True": -0.0092, "residual=standard": -0.0013, "residual=rezero": 0.0032,
+                "norm=rms": 0.0015, "residual=none": 0.75, "qk_norm=False": 6.15,
+                "optimizer=adamw": -0.0023},
+    "regions": {"31B": {"all": 0.011, "query": 0.052, "trace": 0.008, "answer": 0.011},
+                "105B": {"all": -0.0025, "query": 0.038, "trace": -0.004, "answer": -0.007}},
+    "shares": {"query": 0.058, "trace": 0.572, "answer": 0.359},
+    "size": [("tiny", 1970186, 2.7219, 2.7664, -0.0445), ("small", 6200718, 2.3771, 2.3697, 0.0074),
+             ("base", 15741972, 2.1159, 2.0963, 0.0196), ("large", 31969434, 1.9275, 1.9059, 0.0216),
+             ("xl", 56652576, 1.7849, 1.7647, 0.0202)],
+    "tokens": [("5B", 5e9, None, None, 0.046), ("30B", 30e9, None, None, 0.019),
+               ("105B", 105e9, 2.0685, 2.0650, 0.0055)],
+    "optimizer": [("muon", "muon", 2.1126, 2.0933, 0.0193), ("adamw", "adamw", 2.1103, 2.0950, 0.0153)],
+    "max_docs": [("2M documents", 2e6, 2.1193, 2.0975, 0.0218), ("8M", 8e6, 2.1117, 2.1018, 0.0099),
+                 ("32M", 32e6, 2.1095, 2.0926, 0.0169), ("78M", 78e6, 2.1126, 2.0933, 0.0193)],
+    "dataset": [("SYNTH", "synth", 2.1159, 2.0963, 0.0196),
+                ("fineweb-edu", "fineweb-edu", 3.0131, 2.9733, 0.0398)],
+    "depth": {"gated": {8: 2.168, 32: 2.153, 48: 2.175}, "standard": {8: 2.164, 32: 2.150, 48: 2.177}},
+    "spectra": {"at init": {"q": 129, "k": 89, "v": 89, "o": 130},
+                "SAN, Muon, 75 %": {"q": 72, "k": 53, "v": 70, "o": 86},
+                "SAN, AdamW, 75 %": {"q": 29, "k": 30, "v": 68, "o": 30}},
+}  # fmt: skip
+matplotlib.rcParams.update({
+    "font.size": 10, "axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": GREY,
+    "xtick.color": GREY, "ytick.color": GREY, "axes.labelcolor": GREY, "axes.grid": True,
+    "grid.color": "#ececec", "axes.axisbelow": True, "figure.constrained_layout.use": True,
+})  # fmt: skip
+
+
+# -----------------------------------------------------------------------------
+# Numbers
+
+
+def spread(ci, most=4):
+    """An interval, with no digit that another seed of the bootstrap would change by more than one:
+    with 10,000 samples its ends are good to 0.03 standard errors."""
+    if ci is None or None in ci:
+        return ""
+    width = ci[1] - ci[0]
+    digits = min(most, max(0, math.floor(-math.log10(width / 40)))) if width > 0 else most
+    return f"[{ci[0]:.{digits}f}, {ci[1]:.{digits}f}]"
+
+
+def number(value, digits=4, sign=""):
+    return "" if value is None else f"{value:{sign}.{digits}f}"
+
+
+def loss_of(record):
+    """A run's loss: on whole documents, or as training logged it."""
+    return record["decomposition"][0]["loss"] if "decomposition" in record else record["logged_loss"]
+
+
+def side_loss(analysis, group):
+    """Mean loss over a group's seeds, or None."""
+    names = next(g["runs"] for g in analysis["groups"] if g["name"] == group)
+    found = [loss_of(r) for r in analysis["runs"] if r["name"] in names]
+    return None if None in found else statistics.fmean(found)
+
+
+def featured(analysis):
+    """The runs whose insides are drawn: the only one or two, or the pair nearest to the base."""
+    runs = analysis["runs"]
+    if analysis["contrasts"]:
+        c = analysis["contrasts"][analysis["base"] or 0]
+        first = [next(g["runs"][0] for g in analysis["groups"] if g["name"] == c[s]) for s in "ab"]
+        return [r for name in first for r in runs if r["name"] == name]
+    return runs[:2]
+
+
+def main_contrasts(analysis):
+    """The contrasts whose regions are shown: the base pair at every budget, or the only one."""
+    found = analysis["contrasts"]
+    order = analysis["families"].get("tokens") or [analysis["base"] or 0]
+    return [found[i] for i in order if found and "cells" in found[i]][:2]
+
+
+def facet_value(contrast, facet):
+    s = contrast["settings"]
+    return s["n_embd"] if facet == "size" else s[facet]
+
+
+def inside(analysis, group):
+    """Non-embedding parameters of a group's runs."""
+    first = next(g["runs"][0] for g in analysis["groups"] if g["name"] == group)
+    return next(r["params_non_embedding"] for r in analysis["runs"] if r["name"] == first)
+
+
+def short(value):
+    """A number of tokens or documents as people say it; other values as they are."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if isinstance(value, (int, float)) and value >= size:
+            return f"{value / size:.3g}{unit}"
+    return "all" if value == 0 else str(value)
+
+
+def depth_ladder(analysis):
+    """{residual: {layers: loss}} of attention-only runs that differ in depth at like parameters."""
+    runs = [r for r in analysis["runs"] if r["arm"] == "SAN" and loss_of(r) is not None]
+    alike = ("dataset", "tokens")
+    rest = [k for k in (runs[0]["settings"] if runs else ()) if k not in
+            ("n_layer", "n_embd", "n_head", "n_kv_head", "residual", "muon_lr", "adam_lr")]
+    families = {}
+    for r in runs:
+        key = tuple(r[k] for k in alike), tuple(r["settings"][k] for k in rest)
+        families.setdefault(key, []).append(r)
+    for members in families.values():
+        sizes = [r["params_non_embedding"] for r in members]
+        near = [r for r in members if 0.85 < r["params_non_embedding"] / statistics.median(sizes) < 1.18]
+        if len({r["settings"]["n_layer"] for r in near}) > 1:
+            out = {}
+            for r in sorted(near, key=lambda r: r["settings"]["n_layer"]):
+                line = out.setdefault(r["settings"]["residual"], {})
+                line.setdefault(r["settings"]["n_layer"], []).append(loss_of(r))
+            return {k: {n: statistics.fmean(v) for n, v in line.items()} for k, line in out.items()}
+    return {}
+
+
+# -----------------------------------------------------------------------------
+# Pictures
+
+
+def canvas(rows, columns, width, height, **options):
+    figure = Figure(figsize=(width, height), dpi=200)
+    FigureCanvasAgg(figure)  # no display, whatever MPLBACKEND says
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def styles(runs):
+    """{run: (colour, dash)}: colour tells the arm, dashes tell runs of one arm apart."""
+    seen, out = {"SAN": 0, "FFN": 0}, {}
+    for r in runs:
+        out[r["name"]] = COLOUR[r["arm"]], DASHES[seen[r["arm"]] % len(DASHES)]
+        seen[r["arm"]] += 1
+    return out
+
+
+def label_ends(ax, ends, gap=0.055):
+    """Names right of the picture at their lines' ends, moved apart where they would collide."""
+    low, high = ax.get_ylim()
+    at = -math.inf
+    for y, text, colour in sorted(ends):
+        at = max(y, at + gap * (high - low))
+        ax.text(1.01, at, text, transform=ax.get_yaxis_transform(), color=colour, va="center",
+                fontsize=9)
+
+
+def draw_curves(a):
+    runs = [r for r in a["runs"] if len(r["curve"]["tokens"]) > 1]
+    if not runs:
+        return None
+    figure, axes = canvas(1, 1, 8, 4.5)
+    ax, look, ends = axes[0, 0], styles(runs), []
+    late = []
+    for r in runs:
+        x, y = [t / 1e6 for t in r["curve"]["tokens"]], r["curve"]["loss"]
+        ax.plot(x, y, color=look[r["name"]][0], ls=look[r["name"]][1], lw=1.8, marker=".", ms=4)
+        ends.append((y[-1], f"{r['name']}  {y[-1]:.3f}", look[r["name"]][0]))
+        late += [v for t, v in zip(x, y) if t >= 0.25 * x[-1]]
+    low, high = min(late), max(late)
+    ax.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
+    label_ends(ax, ends)
+    best = min(runs, key=lambda r: r["curve"]["loss"][-1])
+    ax.set_title(f"Held-out loss: {best['name']} ends lowest" if len(runs) > 1 else
+                 f"Held-out loss of {best['name']} ends at {best['curve']['loss'][-1]:.3f}")
+    ax.set(xlabel="training tokens, millions (the steep start lies above the picture)",
+           ylabel="nats per token")
+    return figure, "Held-out loss as training logged it. Blue: attention only. Vermilion: with FFN."
+
+
+def draw_spectra(a):
+    runs = [r for r in featured(a) if r["spectra"] and r["spectra"][-1]["matrices"]]
+    if not runs:
+        return None
+    kinds = [k for k in MATRICES if any(k in r["spectra"][-1]["matrices"] for r in runs)]
+    figure, axes = canvas(3, len(kinds), 1.2 + 1.9 * len(kinds), 6.2, sharex=True, sharey="row")
+    look = styles(runs)
+    for (i, measure), (j, kind) in itertools.product(enumerate(MEASURES), enumerate(kinds)):
+        ax = axes[i, j]
+        for r in runs:
+            colour, dash = look[r["name"]]
+            steps = [m for m in r["spectra"] if kind in m["matrices"]]
+            x = [100 * m["step"] / max(1, r["max_steps"] or r["step"]) for m in steps]
+            by_layer = [m["matrices"][kind][measure] for m in steps]
+            mean = [statistics.fmean(v) for v in by_layer]
+            std = [statistics.stdev(v) if len(v) > 1 else 0 for v in by_layer]
+            ax.plot(x, mean, color=colour, ls=dash, marker="o", ms=3)
+            ax.fill_between(x, [m - s for m, s in zip(mean, std)],
+                            [m + s for m, s in zip(mean, std)], color=colour, alpha=0.15, lw=0)
+        if i == 0:
+            ax.set_title(MATRICES[kind])
+        if j == 0:
+            ax.set_ylabel(MEASURES[measure])
+    for ax in axes[:, 0]:
+        ax.set_ylim(0, 1.05 * ax.get_ylim()[1])  # once all are drawn: rows share their scale
+    figure.supxlabel("training done, %", color=GREY, fontsize=10)
+    head(figure, "How the spectra move: " + first_to_settle(runs[0], kinds), runs, look)
+    return figure, ("Singular values of the block matrices at the milestones: mean over layers, band "
+                    "one standard deviation.")
+
+
+def first_to_settle(record, kinds):
+    """One sentence on which matrix still grew in the second half of training."""
+    rise = {}
+    for kind in kinds:
+        tops = [statistics.fmean(m["matrices"][kind]["top"]) for m in record["spectra"]
+                if kind in m["matrices"]]
+        if len(tops) >= 3:
+            rise[kind] = tops[-1] / max(tops[len(tops) // 2], 1e-30) - 1
+    if not rise:
+        return f"{record['name']} at one step" if len(record["spectra"]) < 2 else record["name"]
+    most, least = max(rise, key=rise.get), min(rise, key=rise.get)
+    return (f"in {record['name']}'s second half {MATRICES[most]} grows most ({rise[most]:+.0%}), "
+            f"{MATRICES[least]} least ({rise[least]:+.0%})")
+
+
+def head(figure, title, runs, look):
+    """A title over the whole figure, and the runs' names in their colours beneath it."""
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    lines = [matplotlib.lines.Line2D([], [], color=look[r["name"]][0], ls=look[r["name"]][1])
+             for r in runs]
+    figure.legend(lines, [r["name"] for r in runs], loc="outside lower left", ncols=len(runs),
+                  frameon=False, fontsize=9)
+
+
+def draw_gates(a):
+    runs = [r for r in featured(a) if r["gates"]]
+    if not runs:
+        return None
+    maps = [(r, part) for r in runs for part in r["gates"]["log"] if r["gates"]["log_tokens"]]
+    figure, axes = canvas(1, 1 + len(maps), 4 + 3.6 * len(maps), 3.8)
+    ax, look = axes[0, 0], styles(runs)
+    for r in runs:
+        for part, values in r["gates"]["now"].items():
+            layers = range(1, len(values) + 1)
+            ax.plot(layers, values, color=look[r["name"]][0], marker="os"[part == "ffn"], ms=4,
+                    ls="--" if part == "ffn" else "-", label=f"{r['name']}, {part}")
+    ax.set(xlabel="layer", ylabel="scale of the sublayer", title="At the end, by layer")
+    ax.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    ax.legend(frameon=False, fontsize=8)
+    values = [v for r, part in maps for row in r["gates"]["log"][part] for v in row]
+    for (r, part), ax in zip(maps, axes[0, 1:]):
+        layers, times = len(r["gates"]["now"][part]), r["gates"]["log_tokens"]
+        image = ax.imshow(list(zip(*r["gates"]["log"][part])), aspect="auto", origin="lower",
+                          cmap="cividis", vmin=min(values), vmax=max(values),
+                          extent=(times[0] / 1e6, times[-1] / 1e6, 0.5, layers + 0.5))
+        ax.grid(False)
+        ax.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+        ax.set(xlabel="training tokens, millions", ylabel="layer", title=f"{r['name']}, {part}")
+    if maps:
+        figure.colorbar(image, ax=axes[0, -1], label="scale")
+    r = runs[0]
+    part, now = next(iter(r["gates"]["now"].items()))
+    top = now.index(max(now)) + 1
+    figure.suptitle(f"Gates: {r['name']}'s layer {top} is open widest ({max(now):.2f}), layer "
+                    f"{now.index(min(now)) + 1} least ({min(now):.2f})", x=0.01, ha="left",
+                    fontsize=11, fontweight="bold")
+    return figure, "Scale of each sublayer: sigmoid of the gate, or rezero's scalar."
+
+
+def draw_rank(a):
+    runs = [r for r in a["runs"] if "rank" in r]
+    if not runs:
+        return None
+    runs = [r for r in featured(a) if "rank" in r] or runs[:2]
+    figure, axes = canvas(1, 1, 7, 4)
+    ax, look = axes[0, 0], styles(runs)
+    for r in runs:
+        rank, low = r["rank"]["by_layer"], r["rank"]["lowest_layer"]
+        colour, dash = look[r["name"]]
+        x = [100 * i / (len(rank) - 1) for i in range(len(rank))]
+        ax.plot(x, rank, color=colour, ls=dash, marker="o", ms=4, label=r["name"])
+        ax.annotate(f"layer {low}: {rank[low]:.0f}", (x[low], rank[low]), xytext=(0, -12),
+                    textcoords="offset points", ha="center", va="top", color=colour, fontsize=9)
+    ax.axhline(runs[0]["rank"]["width"], color=PALE, lw=1)
+    ax.text(0, runs[0]["rank"]["width"], "width of the stream", color=GREY, va="bottom", fontsize=9)
+    ax.set_ylim(0, 1.12 * max(r["rank"]["width"] for r in runs))
+    ax.set(xlabel="depth, % of layers (0: embedding)", ylabel="effective rank",
+           title="Lowest effective rank: " + ", ".join(
+               f"{r['rank']['lowest']:.0f} of {r['rank']['width']} in {r['name']}" for r in runs))
+    ax.legend(frameon=False, loc="lower right")
+    return figure, "Effective rank of the centred stream after each block, on held-out rows."
+
+
+def draw_decomposition(a):
+    runs = [r for r in featured(a) if "decomposition" in r]
+    if not runs:
+        return None
+    single = len({c["exercise"] for c in runs[0]["decomposition"]}) == 2  # "all" and one label
+    names = [(c["region"], c["exercise"]) for c in runs[0]["decomposition"]
+             if c["loss_share"] > 0.003 and (c["region"] != "all" or single) and c["exercise"] != "all"]
+    figure, axes = canvas(1, 1, 8, 1.6 + 0.33 * len(names))
+    ax, thick = axes[0, 0], 0.8 / len(runs)
+    for i, r in enumerate(runs):
+        cells = {(c["region"], c["exercise"]): c for c in r["decomposition"]}
+        for y, name in enumerate(names):
+            c, at = cells[name], y + (i - (len(runs) - 1) / 2) * thick
+            floor = c.get("floor") or 0
+            ax.barh(at, floor, thick * 0.92, color=PALE, label="floor" if i + y == 0 else None)
+            ax.barh(at, c["loss"] - floor, thick * 0.92, left=floor, color=COLOUR[r["arm"]],
+                    alpha=1 - 0.35 * (i and runs[0]["arm"] == r["arm"]),
+                    label=f"{r['name']}" if y == 0 else None)
+    first = {(c["region"], c["exercise"]): c for c in runs[0]["decomposition"]}
+    ax.set_yticks(range(len(names)), [f"{e}, {r} ({100 * first[r, e]['share']:.0f} %)"
+                                      for r, e in names])
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.grid(axis="y", visible=False)
+    key = "excess" if "excess" in runs[0]["decomposition"][0] else "loss"
+    worst = max(names, key=lambda n: first[n]["share"] * first[n][key])
+    share = first[worst]["share"] * first[worst][key] / runs[0]["decomposition"][0][key]
+    ax.set_title(f"{runs[0]['name']}: {share:.0%} of the {key} is {worst[1]}, {worst[0]}")
+    ax.set_xlabel("nats per token" + ("; grey: the generator's own entropy, which no model passes"
+                                      if key == "excess" else ""))
+    handles, labels = ax.get_legend_handles_labels()
+    keep = [i for i, text in enumerate(labels) if text != "floor" or key == "excess"]
+    ax.legend([handles[i] for i in keep], [labels[i] for i in keep], loc="lower right",
+              fontsize=9, framealpha=0.9, edgecolor="none")
+    return figure, "Loss by exercise and region of the target, with its share of the tokens."
+
+
+def forest(ax, rows, floor):
+    """Differences with intervals: rows of (label, delta, ci, colour, [(study's label, delta)])."""
+    ax.axvspan(-2 * floor, 2 * floor, color="#f0f0f0", zorder=0)
+    ax.axvline(0, color=GREY, lw=0.8)
+    for y, (_, delta, ci, colour, theirs) in enumerate(rows):
+        if ci and None not in ci:
+            ax.plot(ci, [y, y], color=colour, lw=2.2, solid_capstyle="butt")
+        ax.plot(delta, y, "o", color=colour, ms=5)
+        for mark, (_, value) in zip("Ds", theirs):
+            ax.plot(value, y, mark, mfc="none", mec=GREY, ms=6)
+    ax.set_yticks(range(len(rows)), [r[0] for r in rows])
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    ax.grid(axis="y", visible=False)
+
+
+def side_note(ax, left, right):
+    for x, align, text in ((0, "left", f"← {left}"), (1, "right", f"{right} →")):
+        ax.text(x, 1.005, text, transform=ax.transAxes, ha=align, va="bottom", color=GREY, fontsize=9)
+
+
+def draw_regions(a):
+    found = main_contrasts(a)
+    if not found:
+        return None
+    figure, axes = canvas(1, len(found), 4.2 + 3.6 * len(found),
+                          2.2 + 0.23 * len(found[0]["cells"]), sharey=True, sharex=True)
+    for ax, c in zip(axes[0], found):
+        cells = [x for x in c["cells"] if x["share"] > 0.002
+                 and (x["region"] != "other" or x["exercise"] == "all")]
+        pair = c["kind"] == "pair"
+        names = ("SAN", "FFN") if pair else (c["a"], c["b"])
+        tints = (COLOUR["SAN"], COLOUR["FFN"]) if pair else (GREY, GREY)
+        rows = []
+        for x in cells:
+            theirs = [(k, v[x["region"]]) for k, v in STUDY["regions"].items()
+                      if x["exercise"] == "all" and x["region"] in v and pair]
+            label = {("all", "all"): "everything"}.get(
+                (x["region"], x["exercise"]), f"{x['exercise']}, {x['region']}".replace("all, ", ""))
+            clear = x["ci"][0] > 0 or x["ci"][1] < 0
+            rows.append((label.replace(", all", ""), x["delta"], x["ci"],
+                         tints[x["delta"] > 0] if clear else GREY, theirs))
+        forest(ax, rows, a["noise_floor"]["value"])
+        side_note(ax, f"{names[0]} better", f"{names[1]} better")
+        ax.set_xlabel("difference, nats per token" +
+                      (f"\nat {c['tokens'] / 1e6:.1f}M training tokens" if len(found) > 1 else ""))
+        if pair:
+            ax.set_xlabel(ax.get_xlabel() + "\nhollow: the study's, 31B (diamond) and 105B (square)")
+        for tick, x in zip(ax.get_yticklabels(), cells):
+            tick.set_fontweight("bold" if x["exercise"] == "all" else "normal")
+    part = [x for x in found[0]["cells"] if x["region"] != "all" and x["exercise"] != "all"]
+    top = max(part, key=lambda x: abs(x["weighted"]))
+    figure.suptitle(f"{found[0]['a']} − {found[0]['b']}: {top['exercise']}, {top['region']} "
+                    f"weighs most ({top['weighted']:+.3f} of {found[0]['delta']:+.3f})",
+                    x=0.01, ha="left", fontsize=11, fontweight="bold")
+    return figure, ("Difference by region and exercise, 95 % paired bootstrap over documents; grey "
+                    "band: twice the noise floor.")
+
+
+def draw_contrasts(a):
+    found = [c for c in a["contrasts"] if "delta" in c]
+    if len(found) < 2:
+        return None
+    rows = []
+    for c in found:
+        pair = c["kind"] == "pair"
+        theirs = STUDY.get(c["kind"], {}).get(c["what"])
+        reach = 1.5 * max(abs(v) for x in found for v in x["ci"])
+        colour = {True: COLOUR["FFN"], False: COLOUR["SAN"]}[c["delta"] > 0] if pair else GREY
+        rows.append((f"{c['a']} − {c['b']}\n" + (AXES[c["what"]] if pair else c["what"]), c["delta"],
+                     c["ci"], colour, [("", theirs)] if theirs and abs(theirs) < reach else []))
+    figure, axes = canvas(1, 1, 8, 1.5 + 0.5 * len(rows))
+    forest(axes[0, 0], rows, a["noise_floor"]["value"])
+    side_note(axes[0, 0], "first better", "second better")
+    axes[0, 0].set_xlabel("difference, nats per token (hollow: the study's, where it fits)")
+    top = max(found, key=lambda c: abs(c["delta"]))
+    figure.suptitle(f"Largest difference: {top['a']} − {top['b']}, {top['delta']:+.3f} nats",
+                    x=0.01, ha="left", fontsize=11, fontweight="bold")
+    return figure, "All contrasts: 95 % paired bootstrap over documents; grey: twice the noise floor."
+
+
+def draw_probes(a):
+    runs = [r for r in a["runs"] if r.get("probes", {}).get("retrieval")]
+    runs = [r for r in featured(a) if r in runs] or runs[:2]
+    if not runs:
+        return None
+    both = all("conflict" in r["probes"] for r in runs)
+    figure, axes = canvas(1, 2 + both, 8 + 3 * both, 3.9)
+    look = styles(runs)
+    for ax, key, text in ((axes[0, 0], "exact", "right among four"),
+                          (axes[0, 1], "loss", "−log p of the value, nats")):
+        for r in runs:
+            rows, (colour, dash) = r["probes"]["retrieval"], look[r["name"]]
+            x = [p["tokens"] for p in rows]
+            ax.plot(x, [p[key]["mean"] for p in rows], color=colour, ls=dash, marker="o", ms=4)
+            ax.fill_between(x, *zip(*(p[key]["ci"] for p in rows)), color=colour, alpha=0.15, lw=0)
+        ax.set(xlabel="tokens between the fact and its question", ylabel=text)
+        ax.set_ylim(0, 1.05 * ax.get_ylim()[1])
+    axes[0, 0].set_ylim(0, 1.02)
+    axes[0, 0].axhline(0.25, color=GREY, lw=0.8, ls=":")
+    axes[0, 0].text(0, 0.24, "chance", color=GREY, va="top", fontsize=9)
+    axes[0, 0].set_title("A fact told in the query", fontweight="normal")
+    if both:
+        ax = axes[0, 2]
+        for i, r in enumerate(runs):
+            for y, (key, filled) in enumerate((("with", True), ("without", False))):
+                c = r["probes"]["conflict"][f"log_odds_{key}"]
+                at = y + 0.18 * (i - (len(runs) - 1) / 2)
+                colour = look[r["name"]][0]
+                ax.plot(c["ci"], [at, at], color=colour, lw=2.2)
+                ax.plot(c["mean"], at, "o", color=colour, mfc=colour if filled else "white", ms=6)
+        ax.axvline(0, color=GREY, lw=0.8)
+        ax.set_yticks([0, 1], ["passage\ncontradicts", "question\nalone"])
+        ax.set_ylim(1.6, -0.6)
+        ax.set(xlabel="log-odds, passage over weights, nats")
+        side_note(ax, "from weights", "from passage")
+    near = ", ".join(f"{r['name']} {r['probes']['retrieval'][0]['exact']['mean']:.0%} → "
+                     f"{r['probes']['retrieval'][-1]['exact']['mean']:.0%}" for r in runs)
+    head(figure, f"Retrieval from nearest to farthest: {near}", runs, look)
+    return figure, "Probes with known answers, 95 % bootstrap over items."
+
+
+def draw_families(a):
+    """Both arms' loss along each facet that the pairs differ in, and beside it the study's own."""
+    rows = [(facet, [a["contrasts"][i] for i in found]) for facet, found in a["families"].items()]
+    rows = [(facet, [(facet_value(c, facet), side_loss(a, c["a"]), side_loss(a, c["b"]),
+                      inside(a, c["a"]), inside(a, c["b"])) for c in found]) for facet, found in rows]
+    rows = [(facet, [r for r in found if None not in r[1:3]]) for facet, found in rows]
+    rows = [(facet, sorted(found, key=str if facet in ("optimizer", "dataset") else None))
+            for facet, found in rows if len(found) > 1]
+    if not rows:
+        return None
+    figure, axes = canvas(len(rows), 2, 9, 3.6 * len(rows))
+    for (facet, ours), pair in zip(rows, axes):
+        theirs = [(label, s, f, x, x) for label, x, s, f, _ in STUDY[facet] if s]
+        gaps = [r[1] - r[2] for r in ours]
+        pair[0].set_title(f"{FACETS[facet]}: SAN − FFN {gaps[0]:+.3f} to {gaps[-1]:+.3f}")
+        pair[1].set_title("The study's own", color=GREY)
+        for ax, found, full in ((pair[0], ours, True), (pair[1], theirs, False)):
+            for i, arm in enumerate(("SAN", "FFN")):
+                x = [r[3 + i] / 1e6 for r in found] if facet == "size" else range(len(found))
+                ax.plot(x, [r[1 + i] for r in found], color=COLOUR[arm], marker="o", ms=6, label=arm,
+                        mfc=COLOUR[arm] if full else "white")
+            for x, r in enumerate(found):
+                ax.annotate(f"{r[1] - r[2]:+.3f}", (r[3] / 1e6 if facet == "size" else x, max(r[1:3])),
+                            xytext=(0, 7), textcoords="offset points", ha="center", color=GREY,
+                            fontsize=9)
+            ax.margins(0.15)
+            ax.set(xlabel=f"{UNITS[facet]}", ylabel="held-out loss, nats per token")
+            if facet == "size":
+                ax.set_xscale("log")
+            else:
+                ax.set_xticks(range(len(found)), [short(r[0]) for r in found])
+        pair[0].legend(frameon=False)
+    return figure, "Parameter-matched pairs along what varies; numbers: SAN − FFN. Right: theirs."
+
+
+def draw_depth(a):
+    """Loss against depth at like parameters, attention-only arm."""
+    found = depth_ladder(a)
+    if not found:
+        return None
+    figure, axes = canvas(1, 2, 9, 3.8)
+    for ax, lines, title in ((axes[0, 0], found, "Depth at like parameters"),
+                             (axes[0, 1], STUDY["depth"], "The study's own")):
+        for dash, (residual, points) in zip(DASHES, lines.items()):
+            ax.plot(list(points), list(points.values()), color=COLOUR["SAN"], ls=dash, marker="o",
+                    mfc=COLOUR["SAN"] if lines is found else "white", label=residual)
+        ax.set(xlabel="attention layers", ylabel="held-out loss, nats per token", title=title)
+        ax.legend(frameon=False)
+        ax.margins(0.15)
+    return figure, "Attention-only models of like size, by depth and residual; right: the study's own."
+
+
+SECTIONS = {"curves": draw_curves, "contrasts": draw_contrasts, "regions": draw_regions,
+            "families": draw_families, "depth": draw_depth, "decomposition": draw_decomposition,
+            "probes": draw_probes, "spectra": draw_spectra, "gates": draw_gates, "rank": draw_rank}
+
+
+def draw(analysis, folder):
+    """Write every picture that the analysis has numbers for; returns {section: (file, caption)}."""
+    made = {}
+    for section, function in SECTIONS.items():
+        if drawn := function(analysis):
+            figure, caption = drawn
+            # No date and no version in the file: the same numbers give the same bytes.
+            figure.savefig(folder / f"{section}.png", metadata={"Software": None})
+            made[section] = f"{section}.png", caption
+    return made

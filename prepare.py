@@ -1,0 +1,400 @@
+"""Turn text into a corpus, data/<name>/: python prepare.py SOURCE [PATHS] [--key=value ...]
+
+    python prepare.py microsynth                             # embedded corpus; also microweb
+    python prepare.py text 'corpus/**/*.txt' --name=mine     # one document a file
+    python prepare.py jsonl a.jsonl b.jsonl --column=body    # a text column, or SYNTH's columns
+    python prepare.py parquet folder/ --tokenizer=mine       # with the tokenizer of another corpus
+    python prepare.py synth 'SYNTH/*.parquet'                # PleIAs/SYNTH; also fineweb-edu
+
+Writes tokens.bin (uint16, each document BOS ... EOS), doc_ends.bin (int64), labels.bin (uint8, the
+exercise), entropy.bin (float32, embedded corpora only), tokenizer.json and, last, meta.json.
+The bytes depend on the documents, the options and the order of the files' full paths alone: not on
+workers, on the order of the arguments, or on the names of the folders above.
+A killed run leaves data/<name>.partial, and the same command goes on from there.
+"""
+import base64
+import functools
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from array import array
+from collections import Counter
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+import configurator
+import microsynth
+from dataset import (FILES, MAX_VOCAB, REGIONS, SPECIALS, DataError, make_encoding, read_tokenizer,
+                     sha256, splitmix64)
+from dataset import Dataset, Packing, make_batch, token_regions  # noqa: F401  part of our interface
+from sources import CHAT, SOURCES, Tally, plan, read_documents
+
+# GPT-4's, but with at most two digits a piece: nanochat found that better for small vocabularies.
+PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,2}+"
+           r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s")
+MAX_PIECE = 100_000  # characters; measured: the regex engine overflows on 1e6 blanks and a letter
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options:"""
+    name: str = ""  # folder to write in data_dir; empty: the source's name
+    data_dir: str = "data"  # where corpora are kept
+    overwrite: bool = False  # replace a corpus of that name
+    vocab_size: int = 0  # token ids with the six specials; 0: 1024 if embedded, else 16384
+    tokenizer: str = ""  # corpus name, folder or tokenizer.json to take it from; empty: train one
+    sample_bytes: int = 0  # text it is trained on; 0: 1e6 if embedded, else 2e8
+    column: str = ""  # text column of jsonl and parquet; empty: SYNTH's columns or "text"
+    workers: int = 0  # processes; 0: one a core
+    docs: int = 150_000  # documents of an embedded corpus
+    entities: int = 0  # people in its world, so what there is to store; 0: as in microsynth.py
+    mix: str = "default"  # shares of its exercises, see microsynth.py
+    world_seed: int = 0  # which world
+    seed: int = 0  # which documents, and which of them train the tokenizer
+
+
+def write_whole(path, data):
+    """Write bytes so that path holds either its old content or all of the new."""
+    temp = f"{path}.tmp{os.getpid()}"
+    with open(temp, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temp, path)
+
+
+# ---------------------------------------------------------------------------- tokenizer
+
+def cut(text):
+    """Split a huge text, at blanks where there are any: both tokenizers choke on huge pieces."""
+    start = 0
+    while len(text) - start > MAX_PIECE:
+        blank = text.rfind(" ", start + 1, start + MAX_PIECE)
+        stop = blank if blank > 0 else start + MAX_PIECE
+        yield text[start:stop]
+        start = stop
+    yield text[start:]
+
+
+def sample_texts(jobs, sample_bytes, seed):
+    """Yield texts to train the tokenizer on: a seeded share of those in some seeded shards."""
+    chosen, size = [], 0
+    for i in np.argsort(splitmix64(np.arange(len(jobs)), seed)):
+        # A few shards will do: reading terabytes for a small sample would take hours.
+        if len(chosen) < 8 or size < 4 * sample_bytes:
+            chosen.append(int(i))
+            size += jobs[i]["bytes"]
+    for i in chosen:
+        draw, shard = random.Random(f"{seed} {i}"), read_documents(jobs[i], Tally())
+        texts = (record[name] for record in shard for name in ("text", *CHAT) if record.get(name))
+        for n, text in enumerate(itertools.chain.from_iterable(map(cut, texts))):
+            if n == 0 or draw.random() * size < sample_bytes:
+                yield text
+
+
+def train_tokenizer(texts, vocab_size):
+    """A tokenizer of vocab_size ids, specials last; of fewer where the text has no more pairs."""
+    import rustbpe
+    bpe = rustbpe.Tokenizer()
+    bpe.train_from_iterator(texts, vocab_size - len(SPECIALS), pattern=PATTERN)
+    # Two merges can spell the same bytes, and only the first would ever be used.
+    ranks = dict.fromkeys(bytes(token) for token, _ in sorted(bpe.get_mergeable_ranks(),
+                                                              key=lambda pair: pair[1]))
+    return {"pattern": PATTERN, "specials": {s: len(ranks) + i for i, s in enumerate(SPECIALS)},
+            "ranks": [base64.b64encode(token).decode() for token in ranks]}
+
+
+def place_tokenizer(path, jobs, options):
+    """Write tokenizer.json, another corpus's or a trained one, unless a killed run has done so."""
+    if path.exists():
+        return
+    if options.tokenizer:
+        return write_whole(path, Path(options.tokenizer).read_bytes())
+    texts = sample_texts(jobs, options.sample_bytes, options.seed)
+    write_whole(path, json.dumps(train_tokenizer(texts, options.vocab_size), indent=0).encode())
+
+
+def find_tokenizer(given, data_dir):
+    """The file of a tokenizer that is given by path, folder or corpus name, and its size."""
+    places = Path(given), Path(given, "tokenizer.json"), Path(data_dir, given, "tokenizer.json")
+    found = next((place for place in places if place.is_file()), None)
+    if not found:
+        raise DataError(f"no tokenizer at {' or '.join(map(str, places))}")
+    return str(found), len(read_tokenizer(found)["ranks"]) + len(SPECIALS)
+
+
+@functools.lru_cache(maxsize=1)
+def load_encoder(path):
+    """(function from text to ids, arrays of one id for each special), once a process."""
+    spec = read_tokenizer(path)
+    ordinary = make_encoding(spec).encode_ordinary  # yields no special, whatever the text spells
+
+    def encode(text):
+        return np.concatenate([np.array(ordinary(piece), np.uint16) for piece in cut(text)])
+    return encode, [np.array([spec["specials"][name]], np.uint16) for name in SPECIALS]
+
+
+def encode_document(record, encode, specials):
+    """Token ids of one document, uint16, markers by id only."""
+    bos, eos, im_start, im_end, think, end_think = specials
+    if "text" in record:
+        return np.concatenate([bos, encode(record["text"]), eos])
+    query, answer, trace = (record[name] for name in CHAT)
+    trace = [think, encode(f"\n{trace}\n"), end_think, encode("\n")] if trace else []
+    return np.concatenate([bos, im_start, encode(f"user\n{query}"), im_end, encode("\n"), im_start,
+                           encode("assistant\n"), *trace, encode(answer), im_end, eos])
+
+
+# ---------------------------------------------------------------------------- shards
+
+def label_id(table, name):
+    """The number of a label; a byte holds 256, so all names after the 255th share one."""
+    return table.setdefault(name if name in table or len(table) < 255 else "other", len(table))
+
+
+def tokenize_shard(job):
+    """Write the part folder of one shard, whole or not at all; returns the shard's bytes."""
+    began, tally, table, n_tokens, n_text_bytes = time.process_time(), Tally(), {}, 0, 0
+    encode, specials = load_encoder(job["tokenizer"])
+    ends, labels, entropy = array("q"), array("B"), array("f")
+    temp = f"{job['folder']}.tmp{os.getpid()}"
+    os.makedirs(temp, exist_ok=True)
+    with open(f"{temp}/tokens.bin", "wb", buffering=1 << 20) as file:
+        for record in read_documents(job, tally):
+            try:
+                ids = encode_document(record, encode, specials)
+            except BaseException as error:
+                # A panic in the Rust library is not an Exception. It costs this document only.
+                if type(error).__name__ != "PanicException":
+                    raise
+                tally.skipped["tokenizer failed"] += 1
+                continue
+            file.write(ids.astype("<u2").tobytes())
+            n_tokens += len(ids)
+            n_text_bytes += sum(len(record.get(name, "").encode()) for name in ("text", *CHAT))
+            ends.append(n_tokens)
+            label = record.get("exercise") or ("text" if "text" in record else "unknown")
+            labels.append(label_id(table, str(label)))
+            if job["micro"]:
+                entropy.extend(record["entropy"].get(region, 0.0) for region in REGIONS)
+    for name, values in ("doc_ends.bin", ends), ("labels.bin", labels), ("entropy.bin", entropy):
+        if len(values):
+            np.array(values, FILES[name][0]).tofile(f"{temp}/{name}")
+    Path(temp, "part.json").write_text(json.dumps({
+        "n_docs": len(ends), "n_tokens": n_tokens, "n_text_bytes": n_text_bytes,
+        "seconds": time.process_time() - began, "labels": list(table), **vars(tally)}))
+    os.rename(temp, job["folder"])
+    return job["bytes"]
+
+
+def start_worker():
+    """Leave Ctrl-C to the parent, and do not outlive it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=lambda: (parent_process().join(), os._exit(1)), daemon=True).start()
+
+
+def run_shards(jobs, workers):
+    """Tokenize the shards that have no part folder yet."""
+    todo = [job for job in jobs if not os.path.exists(job["folder"])]
+    left, total = (sum(job["bytes"] for job in some) for some in (todo, jobs))
+    with tqdm(total=total, initial=total - left, unit="B", unit_scale=True, disable=None) as bar:
+        if min(workers, len(todo)) <= 1:
+            for job in todo:
+                bar.update(tokenize_shard(job))
+            return
+        # Spawned on every system: a fork would copy the locks of whoever imports this.
+        pool = ProcessPoolExecutor(min(workers, len(todo)), get_context("spawn"), start_worker)
+        try:
+            for done in as_completed([pool.submit(tokenize_shard, job) for job in todo]):
+                bar.update(done.result())
+        except BrokenExecutor:
+            raise DataError("a worker was killed; the same command goes on from there") from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def merge(jobs, out):
+    """Append the parts' files in order, deleting each once it is safe; returns sums and labels.
+
+    A killed merge finds its place again: offsets follow from the parts' records, which stay.
+    """
+    total = Counter(n_docs=0, n_tokens=0, n_text_bytes=0, seconds=0.0)
+    tally, table = Tally(), {}
+    for job in jobs:
+        part = json.loads(Path(job["folder"], "part.json").read_bytes())
+        ids = np.array([label_id(table, name) for name in part["labels"]], np.uint8)
+        for name, (dtype, count, width) in FILES.items():
+            source, target = Path(job["folder"], name), out / name
+            if not source.exists():
+                continue
+            mode = "r+b" if target.exists() else "wb"
+            with open(source, "rb") as read, open(target, mode) as write:
+                write.seek(total[count] * width * np.dtype(dtype).itemsize)
+                if name == "doc_ends.bin":
+                    (np.fromfile(read, dtype) + total["n_tokens"]).tofile(write)
+                elif name == "labels.bin":
+                    ids[np.fromfile(read, dtype)].tofile(write)
+                else:
+                    shutil.copyfileobj(read, write, 1 << 20)
+                write.flush()
+                os.fsync(write.fileno())
+            source.unlink()
+        total.update({key: part[key] for key in total})
+        tally.skipped.update(part["skipped"])
+        tally.repaired.update(part["repaired"])
+        tally.first_bad = tally.first_bad or part["first_bad"]
+    return dict(total), tally, list(table)
+
+
+# ---------------------------------------------------------------------------- build
+
+def resolve(source, paths, options):
+    """Options with the source's defaults filled in, and the folder. Refuses what cannot be."""
+    if source not in SOURCES:
+        raise DataError(f"no source {source!r}; there are {', '.join(SOURCES)}")
+    micro, least = SOURCES[source] == "micro", 256 + len(SPECIALS)
+    # What is asked for and would not be done is a mistake.
+    idle = ("column",) if micro else ("docs", "entities", "mix", "world_seed")
+    idle += ("column",) * (source in ("text", "synth"))
+    idle += ("vocab_size", "sample_bytes") * bool(options.tokenizer)
+    for name in idle:
+        if getattr(options, name) != getattr(Options, name):
+            raise DataError(f"--{name} has no effect on this source, or with this --tokenizer")
+    if micro and paths:
+        raise DataError(f"{source} is made up here and takes no paths, not {paths[0]}")
+    path, vocab_size = "", options.vocab_size or (1024 if micro else 16384)
+    if options.tokenizer:
+        path, vocab_size = find_tokenizer(options.tokenizer, options.data_dir)
+    options = replace(options, name=options.name or source, tokenizer=path, vocab_size=vocab_size,
+                      docs=options.docs if micro else 0,
+                      entities=(options.entities or microsynth.ENTITIES) if micro else 0,
+                      sample_bytes=options.sample_bytes or (1_000_000 if micro else 200_000_000))
+    if not least <= vocab_size <= MAX_VOCAB:
+        raise DataError(f"vocab_size must be {least} to {MAX_VOCAB}, not {vocab_size}: bytes and "
+                        "specials at least, and what fits in uint16")
+    if min(options.docs, options.workers, options.seed) < 0 or not 0 < options.sample_bytes <= 2e9:
+        raise DataError("docs, workers and seed cannot be negative, and sample_bytes must be 1 to "
+                        "2e9, as pairs are counted in 32 bits")
+    if not re.fullmatch(r"[^./\\][^/\\]*(?<!\.partial)", options.name):
+        raise DataError(f"name must be a plain folder name, not {options.name!r}")
+    folder = Path(options.data_dir, options.name)
+    if folder.exists() and not (options.overwrite and (folder / "meta.json").exists()):
+        raise DataError(f"{folder} exists: give another --name, or --overwrite to replace a corpus")
+    return options, folder
+
+
+def open_work(work, jobs, options):
+    """Make the .partial folder, or keep what a killed run on the same input has left."""
+    disk = next(place for place in work.absolute().parents if place.exists())
+    # measured: 3.5 to 4.5 bytes of English a token, which takes two.
+    need, free = sum(job["bytes"] for job in jobs) * 0.6, shutil.disk_usage(disk).free
+    if need > free:
+        raise DataError(f"about {need / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free in {disk}")
+    stats = [os.stat(piece[0]) for job in jobs for piece in job["pieces"] if piece[0]]
+    keep = asdict(replace(options, workers=0, overwrite=False, data_dir=""))
+    state = json.dumps([keep, jobs, [(s.st_size, s.st_mtime_ns) for s in stats]]).encode()
+    if work.exists() and not ((work / "plan.json").exists()
+                              and (work / "plan.json").read_bytes() == state):
+        print(f"{work}: was left by another command, starting anew")
+        shutil.rmtree(work)
+    (work / "out").mkdir(parents=True, exist_ok=True)
+    (work / "parts").mkdir(exist_ok=True)
+    for stray in work.glob("**/*.tmp*"):  # of a run that was killed while it wrote
+        shutil.rmtree(stray) if stray.is_dir() else stray.unlink(missing_ok=True)
+    write_whole(work / "plan.json", state)
+
+
+def build(source, paths=(), name="", data_dir="data", **options):
+    """Prepare a corpus; it appears whole at data_dir/name, the folder that is returned.
+
+    options: as in Options. Raises DataError. After a kill, the same call goes on.
+    """
+    began = time.perf_counter()
+    options, folder = resolve(source, paths, Options(name=name, data_dir=str(data_dir), **options))
+    work = folder.with_name(folder.name + ".partial")
+    jobs = plan(source, paths, options)
+    open_work(work, jobs, options)
+    out, tokenizer = work / "out", work / "out" / "tokenizer.json"
+    for i, job in enumerate(jobs):
+        job |= {"folder": str(work / "parts" / f"{i:06d}"), "tokenizer": str(tokenizer)}
+    place_tokenizer(tokenizer, jobs, options)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    run_shards(jobs, options.workers or cores)
+    total, tally, labels = merge(jobs, out)
+    if total["n_docs"] < 2:
+        shutil.rmtree(work)
+        raise DataError(f"{total['n_docs']} documents, but one is held out and one must be left "
+                        f"to train on; skipped: {dict(tally.skipped) or 'none'}")
+    seconds = total.pop("seconds")
+    meta = {"format": 1, "name": folder.name, "source": source, "dtype": "uint16", **total,
+            "vocab_size": find_tokenizer(tokenizer, "")[1], "labels": labels,
+            "skipped": dict(sorted(tally.skipped.items())),
+            "repaired": dict(sorted((+tally.repaired).items())),
+            "files": {name: {"bytes": (out / name).stat().st_size, "sha256": sha256(out / name)}
+                      for name in sorted([*FILES, tokenizer.name]) if (out / name).exists()},
+            "options": {key: value for key, value in asdict(options).items()
+                        if key not in ("name", "data_dir", "overwrite", "tokenizer", "workers")}}
+    write_whole(out / "meta.json", json.dumps(meta, indent=1).encode())
+    if folder.exists():
+        os.replace(folder, work / "old")
+    os.replace(out, folder)
+    shutil.rmtree(work)
+    report(folder, meta, tally, time.perf_counter() - began, seconds)
+    return folder
+
+
+def report(folder, meta, tally, seconds, core_seconds):
+    """Say what came out, and what to do next."""
+    def listed(counts):
+        return ", ".join(f"{n:,} {reason}" for reason, n in counts.items()) or "none"
+    docs, tokens, size = meta["n_docs"], meta["n_tokens"], meta["n_text_bytes"]
+    asked, vocab_size = meta["options"]["vocab_size"], meta["vocab_size"]
+    print(f"documents   {docs:,}; skipped: {listed(tally.skipped)}; "
+          f"repaired: {listed(+tally.repaired)}")
+    if tally.first_bad:
+        path, offset = tally.first_bad
+        with open(path, "rb") as file:
+            line = 1 + sum(1 for _ in iter(lambda: file.tell() < offset and file.readline(), False))
+        print(f"            the first broken line is {path}:{line}")
+    print(f"tokens      {tokens:,}; {tokens / docs:.1f} a doc; {size / tokens:.2f} bytes a token")
+    print(f"vocabulary  {vocab_size:,}" + f" (of {asked:,} asked)" * (asked != vocab_size))
+    print(f"time        {seconds:.1f} s; {size / 1e6 / core_seconds:.2f} MB/s per core")
+    print(f"folder      {folder}\nnext        python train.py config/micro_san.py "
+          f"--dataset={meta['name']} --vocab_size={vocab_size}")
+
+
+def main(argv):
+    if not argv or {"-h", "--help"} & set(argv):
+        print(__doc__, configurator.describe(Options), sep="\n")
+        return
+    words, flags, argv = [], [], iter(argv)
+    for word in argv:
+        if word.startswith("--") and "=" not in word and word != "--overwrite":
+            word += "=" + next(argv, "")
+        (flags if word.startswith("-") else words).append(word)
+    try:
+        options, _ = configurator.load(Options, flags)
+        if not words:
+            raise DataError(f"name a source: {', '.join(SOURCES)}")
+        build(words[0], words[1:], **asdict(options))
+    except (ValueError, OSError) as error:
+        configurator.fail(error)
+    except KeyboardInterrupt:
+        print("prepare.py: stopped; the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
