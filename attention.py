@@ -6,7 +6,6 @@ Apart from model.py because it changes with kernels and torch versions, not with
 Shapes: B rows, T tokens, N = B * T, H query heads, K key/value heads, D head width.
 """
 
-import functools
 import inspect
 
 import torch
@@ -21,64 +20,31 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-@functools.lru_cache(maxsize=2)
-def _plan(ends, pad=16, longest=256):
-    """Documents as slices, or short ones of like length together as one padded batch.
-
-    Returns [(tokens, shape, inside, outside, padding)]: tokens is a slice, or the index of a
-    batch's (documents, length) tokens, where a document's last token stands in for its padding;
-    inside the batch's positions of the tokens outside. Padding comes last, so causality hides it.
-    """
-    groups, plan = {}, []
-    for s, e in zip(ends, ends[1:]):
-        if e > s:
-            key = -((s - e) // pad) if e - s <= longest else (s,)
-            groups.setdefault(key, []).append((s, e))
-    for key, docs in groups.items():
-        if len(docs) == 1:
-            s, e = docs[0]
-            plan.append((slice(s, e), (1, e - s), None, None, None))
-            continue
-        length = max(e - s for s, e in docs)
-        start, end = (torch.tensor(x)[:, None] for x in zip(*docs))
-        tokens = start + torch.arange(length)  # (documents, length)
-        real = (tokens < end).flatten()
-        tokens = tokens.minimum(end - 1).flatten()
-        inside, padding = real.nonzero().flatten(), (~real).nonzero().flatten()
-        plan.append((tokens, (len(docs), length), inside, tokens[inside], padding))
-    return plan
+def _documents(cu_seqlens):
+    """Start and end of each document; padding is empty."""
+    cu = cu_seqlens.tolist()
+    return [(s, e) for s, e in zip(cu, cu[1:]) if e > s]
 
 
-def _gather(x, tokens, shape):
-    """The tokens of x (N, H, D) as a batch (documents, H, length, D)."""
-    rows = x[tokens] if isinstance(tokens, slice) else x.index_select(0, tokens)
-    return rows.unflatten(0, shape).transpose(1, 2)
+def _heads(x, s, e):
+    """The tokens of one document in x (N, H, D) as (1, H, length, D)."""
+    return x[s:e].transpose(0, 1)[None]
 
 
-def _scatter(x, rows, tokens, inside, outside):
-    """Put a batch (documents, H, length, D) back into x (N, H, D), without its padding."""
-    rows = rows.transpose(1, 2).flatten(0, 1)
-    if inside is None:
-        x[tokens] = rows
-    else:
-        x.index_copy_(0, outside, rows.index_select(0, inside))
-
-
-@torch.library.custom_op("san::document_attention", mutates_args=())
+@torch.library.custom_op("san::attend_documents", mutates_args=())
 def document_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Causal flash attention document by document on a CPU: work follows the documents.
 
     q (N, H, D); k, v (N, K, D); cu_seqlens int32, cumulative ends, first 0, last N.
-    Returns (N, H, D) and each query's log-sum-exp (N, H, 1). Opaque to the compiler, so neither
+    Returns (N, H, D) and each query's log-sum-exp (N, H). Opaque to the compiler, so neither
     the loop nor a new layout is ever traced.
     """
-    out, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(*q.shape[:2], 1, dtype=_wide(q))
-    for tokens, shape, inside, outside, _ in _plan(tuple(cu_seqlens.tolist())):
-        o, stats = _flash(*(_gather(x, tokens, shape) for x in (q, k, v)), 0.0, True)
-        _scatter(out, o, tokens, inside, outside)
-        _scatter(lse, stats[..., None], tokens, inside, outside)
+    out, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[:2], dtype=_wide(q))
+    for s, e in _documents(cu_seqlens):
+        o, stats = _flash(_heads(q, s, e), _heads(k, s, e), _heads(v, s, e), 0.0, True)
+        out[s:e], lse[s:e] = o[0].transpose(0, 1), stats[0].T
     return out, lse
 
 
@@ -88,10 +54,10 @@ def _wide(x):
 
 @document_attention.register_fake
 def _(q, k, v, cu_seqlens):
-    return q.new_empty(q.shape), q.new_empty(*q.shape[:2], 1, dtype=_wide(q))
+    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=_wide(q))
 
 
-@torch.library.custom_op("san::document_attention_backward", mutates_args=())
+@torch.library.custom_op("san::attend_documents_backward", mutates_args=())
 def document_attention_backward(
     grad: torch.Tensor,
     q: torch.Tensor,
@@ -103,17 +69,16 @@ def document_attention_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     groups = q.shape[1] // k.shape[1]
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
-    for tokens, shape, inside, outside, padding in _plan(tuple(cu_seqlens.tolist())):
-        g, o, qd, kd, vd = (_gather(x, tokens, shape) for x in (grad, out, q, k, v))
-        if padding is not None:
-            g.transpose(1, 2).flatten(0, 1).index_fill_(0, padding, 0)
+    for s, e in _documents(cu_seqlens):
+        # measured: to 512 tokens float32 is the faster, at 64 tokens 5 times, at 256 1.2 times.
+        dtype = lse.dtype if e - s <= 512 else q.dtype
+        g, o, qd, kd, vd = (_heads(x, s, e).to(dtype) for x in (grad, out, q, k, v))
         # This kernel's backward takes as many key heads as query heads; the sum undoes the copy.
         kd, vd = (repeat(x, "b k t d -> b (k g) t d", g=groups) for x in (kd, vd))
-        stats = _gather(lse, tokens, shape)[..., 0]
-        gq, gk, gv = _flash_backward(g, qd, kd, vd, o, stats, 0.0, True)
-        gk, gv = (rearrange(x, "b (k g) t d -> b k g t d", g=groups).sum(2) for x in (gk, gv))
-        for x, rows in ((dq, gq), (dk, gk), (dv, gv)):
-            _scatter(x, rows, tokens, inside, outside)
+        gq, gk, gv = _flash_backward(g, qd, kd, vd, o, lse[s:e].T[None], 0.0, True)
+        dq[s:e] = gq[0].transpose(0, 1)
+        for x, rows in ((dk, gk), (dv, gv)):
+            x[s:e] = rearrange(rows[0], "(k g) t d -> t k g d", g=groups).sum(2)
     return dq, dk, dv
 
 

@@ -111,13 +111,6 @@ class Linear(nn.Linear):
         return F.linear(x, self.weight.to(x.dtype))
 
 
-def fused(x, *linears):
-    """The outputs of several matrices on one input, by one product: fewer, larger GEMMs. The
-    matrices stay apart as parameters, since Muon orthogonalises each by itself."""
-    weight = torch.cat([c.weight for c in linears]).to(x.dtype)
-    return F.linear(x, weight).split([c.out_features for c in linears], dim=-1)
-
-
 def rope_table(block_size, head_dim, theta):
     """cos and sin of position * theta^(-2i/D): two float32 tensors (block_size, D / 2)."""
     freq = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
@@ -155,8 +148,10 @@ class Attention(nn.Module):
         self.k_norm = Norm(cfg.head_dim, cfg.norm) if cfg.qk_norm else nn.Identity()
 
     def forward(self, u, cos, sin, layout):
-        qkv = fused(u, self.c_q, self.c_k, self.c_v)
-        q, k, v = (rearrange(x, "b t (h d) -> b t h d", d=self.head_dim) for x in qkv)
+        q, k, v = (
+            rearrange(c(u), "b t (h d) -> b t h d", d=self.head_dim)
+            for c in (self.c_q, self.c_k, self.c_v)
+        )
         q = apply_rope(self.q_norm(q), cos, sin)
         k = apply_rope(self.k_norm(k), cos, sin)
         out = attend(q, k, v, layout)  # (B, T, H, D)
@@ -173,8 +168,7 @@ class FFN(nn.Module):
         self.c_proj = Linear(cfg.inner_dim, cfg.n_embd)
 
     def forward(self, u):
-        gate, up = fused(u, self.c_gate, self.c_up)
-        return self.c_proj(F.silu(gate) * up)
+        return self.c_proj(F.silu(self.c_gate(u)) * self.c_up(u))
 
 
 class Block(nn.Module):
