@@ -30,7 +30,7 @@ import plots
 import prepare
 from configurator import ConfigError, UserError, fail, load
 from model import ModelConfig, flops_per_token, mean_context, num_params
-from plots import number, spread
+from report import report
 
 NOISE_FLOOR = 0.0015  # nats: two equal runs of the study, section 3
 WORK = {"cpu": 2e12, "cuda": 2e15}  # forward FLOPs a run's two held-out samples may cost by default
@@ -129,8 +129,8 @@ class Group:
             re.sub(r"[_.-]*(s|seed)?_?\d*$", "", common) or runs[0].name)
 
     def differ(self, other):
-        keys = self.key.keys() | other.key.keys()
-        return {k for k in keys if self.key.get(k) != other.key.get(k)} - RATES
+        # An option that one of the two programs did not have yet is no difference.
+        return {k for k in self.key.keys() & other.key.keys() if self.key[k] != other.key[k]} - RATES
 
     def oddity(self):
         """How many switches are off the base, to find the pair that the others refer to."""
@@ -205,200 +205,6 @@ def verdict(c, floor):
     if len(signs) > 1:
         return "undecided", "the seeds disagree in sign"
     return f"{names[c['delta'] > 0]} better", "interval and noise floor exclude 0"
-
-
-# -----------------------------------------------------------------------------
-# Report
-
-
-def table(header, rows):
-    """A markdown table with aligned columns; numbers to the right."""
-    rows = [["" if c is None else str(c) for c in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(header, *rows)]
-    right = [all(re.fullmatch(r"[-+\d.,%]*", r[i]) for r in rows) for i in range(len(header))]
-    line = ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right)]
-    return "\n".join("| " + " | ".join(c.rjust(w) if r else c.ljust(w)
-                                       for c, w, r in zip(row, widths, right)) + " |"
-                     for row in (header, line, *rows))
-
-
-def run_tables(a):
-    rows = []
-    for r in a["runs"]:
-        h = r.get("held_out", {})
-        rows.append([r["name"], r["arm"], r["settings"]["n_layer"], r["settings"]["n_embd"],
-                     f"{r['params']:,}", f"{r['params_non_embedding']:,}",
-                     f"{r['flops_per_token']['dense'] / 1e6:.1f}", f"{r['tokens'] / 1e6:.1f}",
-                     number(r["logged_loss"]), number(h.get("loss")), spread(h.get("loss_ci")),
-                     number(h.get("bits_per_byte")), spread(h.get("bits_per_byte_ci"))])
-    return table(["run", "arm", "L", "d", "parameters", "non-embed.", "MFLOP/token", "M tokens",
-                  "logged loss", "loss", "95 %", "bits/byte", "95 %"], rows)
-
-
-def contrast_table(a):
-    rows = []
-    for c in a["contrasts"]:
-        losses = [plots.side_loss(a, c[s]) for s in "ab"]
-        delta = c.get("delta", None if None in losses else losses[0] - losses[1])
-        what = plots.AXES[c["what"]] if c["kind"] == "pair" else c["what"]
-        if c["kind"] == "pair":
-            what += " (FFN/SAN " + ", ".join(f"{k} {v:.2f}" for k, v in c["ratios"].items()) + ")"
-        rows.append([what, c["a"], c["b"], *map(number, losses), number(delta, sign="+"),
-                     spread(c.get("ci")), c.get("verdict", "no data: from the logs"),
-                     number(plots.STUDY.get(c["kind"], {}).get(c["what"]), sign="+")])
-    return table(["contrast", "a", "b", "loss a", "loss b", "a - b", "95 %", "verdict",
-                  "study's a - b"], rows)
-
-
-def seeds_table(a):
-    rows = []
-    for c in a["contrasts"]:
-        for side, name in zip(c.get("sides", ()), (c["a"], c["b"])):
-            if len(side) > 1:
-                values = [s["loss"] for s in side]
-                rows.append([name, np.mean(values), np.std(values, ddof=1),
-                             ", ".join(f"{s['seed']}: {s['loss']:.4f}" for s in side)])
-        if len(c["paired"]) > 1:
-            values = [p["delta"] for p in c["paired"]]
-            rows.append([f"{c['a']} - {c['b']}", np.mean(values), np.std(values, ddof=1),
-                         ", ".join(f"{p['seed']}: {p['delta']:+.4f}" for p in c["paired"])])
-    unique = {row[0]: [row[0], f"{row[1]:.4f}", f"{row[2]:.4f}", row[3]] for row in rows}
-    return table(["seeds of", "mean", "std (n - 1)", "each"], unique.values()) if rows else ""
-
-
-def region_tables(a):
-    text = []
-    for c in plots.main_contrasts(a):
-        regions = [x for x in c["cells"] if x["exercise"] == "all"]
-        theirs = plots.STUDY["regions"]
-        text.append(f"{c['a']} - {c['b']} at {c['tokens'] / 1e6:.1f}M tokens:\n\n" + table(
-            ["region", "share", "a - b", "95 %", "share x (a - b)", *(f"study at {k}" for k in theirs)],
-            [[x["region"], f"{x['share']:.1%}", number(x["delta"], sign="+"), spread(x["ci"]),
-              number(x["weighted"], 5, "+"),
-              *(number(v.get(x["region"]), sign="+") for v in theirs.values())] for x in regions]))
-        total = sum(x["weighted"] for x in regions[1:])
-        text[-1] += (f"\n\nShares times differences sum to {total:+.6f}; the difference of the totals "
-                     f"is {c['delta']:+.6f}.")
-        exercises = list(dict.fromkeys(x["exercise"] for x in c["cells"]))
-        cell = {(x["exercise"], x["region"]): f"{x['delta']:+.4f} {spread(x['ci'])}"
-                for x in c["cells"]}
-        names = [x["region"] for x in regions if x["region"] != "other"]
-        text.append(table(["exercise", *names],
-                          [[e, *(cell.get((e, r)) for r in names)] for e in exercises]))
-    return "\n\n".join(text)
-
-
-def decomposition_tables(a):
-    text = []
-    for r in plots.featured(a):
-        cells = r.get("decomposition", [])
-        floor = cells and "floor" in cells[0]
-        rows = [[c["exercise"], c["region"], f"{c['share']:.1%}", f"{c['loss_share']:.1%}",
-                 number(c["loss"]), spread(c["loss_ci"])] + floor * [
-                     number(c.get("floor")), number(c.get("excess")), spread(c.get("excess_ci"))]
-                for c in cells if c["region"] != "other" or c["exercise"] == "all"]
-        if rows:
-            text.append(f"{r['name']}:\n\n" + table(
-                ["exercise", "region", "token share", "loss share", "loss", "95 %"]
-                + floor * ["floor", "excess", "95 %"], rows))
-    return "\n\n".join(text)
-
-
-def family_tables(a):
-    text = []
-    for facet, found in a["families"].items():
-        rows = [["ours", plots.short(plots.facet_value(c, facet)), number(plots.side_loss(a, c["a"])),
-                 number(plots.side_loss(a, c["b"])), number(c.get("delta"), sign="+"),
-                 spread(c.get("ci"))] for c in (a["contrasts"][i] for i in found)]
-        rows += [["study", label, number(s), number(f), number(d, sign="+"), ""]
-                 for label, _, s, f, d in plots.STUDY[facet]]
-        text.append(f"{plots.FACETS[facet]} ({plots.UNITS[facet]}):\n\n" + table(
-            ["whose", facet, "SAN", "FFN", "SAN - FFN", "95 %"], rows))
-    return "\n\n".join(text)
-
-
-def depth_table(a):
-    found = plots.depth_ladder(a)
-    rows = [[whose, residual, layers, number(loss)] for whose, lines in
-            (("ours", found), ("study", plots.STUDY["depth"]))
-            for residual, points in lines.items() for layers, loss in points.items()]
-    return table(["whose", "residual", "layers", "loss"], rows) if found else ""
-
-
-def probe_tables(a):
-    near, conflict = [], []
-    for r in a["runs"]:
-        p = r.get("probes", {})
-        near += [[r["name"], q["distance"], f"{q['tokens']:.0f}", f"{q['exact']['mean']:.2f}",
-                  spread(q["exact"]["ci"], 2), f"{q['loss']['mean']:.3f}", spread(q["loss"]["ci"], 3)]
-                 for q in p.get("retrieval", [])]
-        if c := p.get("conflict"):
-            conflict += [[r["name"], text, f"{c['passage_' + k]['mean']:.2f}",
-                          f"{c['world_' + k]['mean']:.2f}", f"{c['log_odds_' + k]['mean']:+.3f}",
-                          spread(c["log_odds_" + k]["ci"], 3)]
-                         for k, text in (("with", "passage contradicts"), ("without", "question alone"))]
-    if not near:
-        return ""
-    return table(["retrieval", "sentences", "tokens", "right of 4", "95 %", "-log p", "95 %"], near) \
-        + "\n\n" + table(["conflict", "asked", "from passage", "from weights", "log-odds", "95 %"],
-                         conflict)
-
-
-def spectra_table(a):
-    rows = []
-    for r in a["runs"]:
-        steps = r["spectra"] if r in plots.featured(a) else r["spectra"][-1:]
-        for m in steps:
-            rows += [[r["name"], m["step"], kind,
-                      *(f"{np.mean(v[k]):.{d}f} ± {np.std(v[k]):.{d}f}" for k, d in
-                        (("stable_rank", 1), ("effective_rank", 1), ("top", 3)))]
-                     for kind, v in m["matrices"].items()]
-    theirs = "; ".join(f"{k}: " + ", ".join(f"{m} {v}" for m, v in row.items())
-                       for k, row in plots.STUDY["spectra"].items())
-    return table(["run", "step", "matrix", "stable rank", "effective rank", "largest singular value"],
-                 rows) + f"\n\nMean ± std over layers. The study's stable ranks, theirs, at d 512: {theirs}."
-
-
-def rank_table(a):
-    rows = [[r["name"], f"{r['rank']['lowest']:.1f}", r["rank"]["width"], r["rank"]["lowest_layer"],
-             " ".join(f"{v:.0f}" for v in r["rank"]["by_layer"])] for r in a["runs"] if "rank" in r]
-    return table(["run", "lowest", "of", "at layer", "from the embedding to the last layer"],
-                 rows) + "\n\nThe study's, theirs: never below 173 of 512 at 20 layers." if rows else ""
-
-
-def gate_table(a):
-    rows = [[r["name"], part, " ".join(f"{v:.3f}" for v in values)] for r in a["runs"] if r["gates"]
-            for part, values in r["gates"]["now"].items()]
-    return table(["run", "sublayer", "scale, first to last layer"], rows) if rows else ""
-
-
-def report(a, pictures):
-    """report.md as text: a table and a picture for all that the analysis holds."""
-    text = ["# " + ", ".join(g["name"] for g in a["groups"])]
-    for h in a["held_out"]:
-        text.append(f"{h['dataset']}: {h['rows']:,} held-out rows of {h['block_size']}, and "
-                    f"{h['documents']:,} whole documents of {h['tokens']:,} scored tokens "
-                    f"({h['too_long']:,} longer than a row left out).")
-    text.append(f"Differences are SAN minus FFN or a minus b, nats per token; intervals 95 %, "
-                f"{a['resamples']:,} bootstrap samples of rows or documents. Noise floor "
-                f"{a['noise_floor']['value']:.4f} ({a['noise_floor']['source']}); a difference "
-                f"below twice that is a tie.")
-    gone = [f"- {r['name']}: {why}" for r in a["runs"] for why in r["left_out"]]
-    text.append("Left out:\n" + "\n".join(gone) if gone else "")
-    sections = (("runs", "Runs", run_tables), ("curves", "Loss curves", None),
-                ("contrasts", "Contrasts", contrast_table), ("", "", seeds_table),
-                ("regions", "Where the difference is", region_tables),
-                ("families", "Families of pairs", family_tables), ("depth", "Depth", depth_table),
-                ("decomposition", "Where the loss is", decomposition_tables),
-                ("probes", "Probes", probe_tables), ("spectra", "Spectra", spectra_table),
-                ("gates", "Gates", gate_table), ("rank", "Rank of the stream", rank_table))
-    for key, title, function in sections:
-        body = function(a) if function and (function is not contrast_table or a["contrasts"]) else ""
-        picture = [f"![{pictures[key][1]}]({pictures[key][0]})", pictures[key][1]] \
-            if key in pictures else []
-        if body or picture:
-            text += [f"## {title}"] * bool(title) + [body] * bool(body) + picture
-    return "\n\n".join(t for t in text if t) + "\n"
 
 
 # -----------------------------------------------------------------------------
@@ -539,8 +345,8 @@ def main(argv):
     pictures = plots.draw(analysis, folder)
     text = report(analysis, pictures)
     prepare.write_whole(folder / "report.md", text.encode())
-    print(re.sub(r"\n!\[.*?\]\(.*?\)\n", "", text))
-    print(f"{folder}/report.md: this text with {len(pictures)} pictures; analysis.json: the numbers")
+    print(report(analysis, {}, brief=len(runs) > 2))
+    print(f"{folder}/report.md: all tables and {len(pictures)} pictures; analysis.json: the numbers")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ A file holds, and needs nothing of this repo to be read:
     optimizer     state_dict of muon.Muon
     model_config  the fields of ModelConfig;  config: those of TrainConfig
     step, row, tokens   updates done, next row of the data, tokens seen
-    data, commit, world_size, rng
+    data, commit, world_size, rng, skipped (updates dropped as not finite)
 The logits follow from model and model_config by the equations in the README.
 """
 
@@ -27,6 +27,7 @@ import torch
 
 from configurator import UserError
 from model import ModelConfig, Transformer
+from runtime import commit
 
 # What may differ between a run and its continuation without changing the result.
 FREE = {"out_dir", "data_dir", "partner", "resume", "branch", "overwrite", "verify_data", "compile",
@@ -45,6 +46,30 @@ class NonFiniteError(CheckpointError):
     code = 1
 
 
+def collect(t, data_id):
+    """The dict of this file's first lines, of a train.Trainer."""
+    return {
+        "format": 1, "step": t.step, "row": t.row, "tokens": t.tokens, "skipped": t.skipped,
+        "model": {n: p.detach().float() for n, p in t.model.named_parameters()},
+        "optimizer": t.optimizer.state_dict(), "rng": torch.get_rng_state(), "data": data_id,
+        "model_config": dataclasses.asdict(t.model.cfg), "config": dataclasses.asdict(t.cfg),
+        "commit": commit(), "world_size": t.ranks.world,
+    }  # fmt: skip
+
+
+def restore(t, state):
+    """Put a Trainer where a checkpoint was; its own rates and decay stay."""
+    load_weights(t.model, state)
+    groups = t.optimizer.param_groups
+    own = [{k: v for k, v in g.items() if k not in ("params", "lr")} for g in groups]
+    t.optimizer.load_state_dict(state["optimizer"])
+    for group, settings in zip(t.optimizer.param_groups, own):
+        group.update(settings)
+    torch.set_rng_state(state["rng"])
+    t.step, t.row, t.tokens = state["step"], state["row"], state["tokens"]
+    t.skipped = state.get("skipped", 0)
+
+
 def write(state, path):
     """Write state to path whole: a temporary file, fsync, rename. On a full disk the old file stays
     and CheckpointError names the bytes needed."""
@@ -61,8 +86,11 @@ def write(state, path):
         temp.unlink(missing_ok=True)
         need = size(state)
         free = shutil.disk_usage(path.parent).free
-        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or free < need
-        why = "the disk is full" if full else str(error).splitlines()[0]
+        cause = error
+        while cause.__context__:  # torch, closing the broken archive, complains over the system
+            cause = cause.__context__
+        full = getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or free < need
+        why = "the disk is full" if full else str(cause).splitlines()[0]
         raise CheckpointError(f"cannot write {path}: {why} ({need:,} bytes needed, {free:,} free); "
                               f"the checkpoint before it is untouched") from error
 
@@ -117,9 +145,11 @@ def numbered(folder):
     return sorted((p for p in Path(folder).glob("ckpt_*.pt") if p.stem[5:].isdigit()), key=step_of)
 
 
-def clear(folder):
-    """Drop all checkpoints of a run that is started again."""
-    for path in (Path(folder) / "ckpt.pt", *numbered(folder)):
+def clear(folder, everything):
+    """Drop what killed writes left; everything: of a run that is started again, its checkpoints."""
+    folder = Path(folder)
+    old = [p for pattern in (".ckpt*", "*.json*.tmp*") for p in folder.glob(pattern)]
+    for path in old + (numbered(folder) + [folder / "ckpt.pt"] if everything else []):
         path.unlink(missing_ok=True)
 
 

@@ -18,7 +18,7 @@ from tqdm import tqdm
 import checkpoint
 import dataset
 import microsynth
-import prepare
+from tokenizer import encode_document, load_encoder
 
 DISTANCES = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89)  # sentences between a fact and its question
 
@@ -297,8 +297,12 @@ class Corpus:
         return rows
 
     def contrast(self, a, b):
-        """Mean loss of the runs a minus that of the runs b, by region and exercise."""
-        rows, n = [], self.held.n.sum()
+        """Mean loss of the runs a minus that of the runs b, by region and exercise; over the seeds
+        that both sides have, if they share any."""
+        rows, n, everyone = [], self.held.n.sum(), (a, b)
+        pairs = [(x, y) for x in a for y in b if x.seed == y.seed and x.seed is not None]
+        if pairs:
+            a, b = zip(*pairs)
         for region, exercise, cells in self.held.views():
             mean = [[self.loss(r.name, cells) for r in side] for side in (a, b)]
             point, boot = (np.mean([m[i] for m in mean[0]], 0) - np.mean([m[i] for m in mean[1]], 0)
@@ -306,11 +310,10 @@ class Corpus:
             share = self.held.n[:, cells].sum() / n
             rows.append({"region": region, "exercise": exercise, "share": share,
                          "delta": float(point), "ci": interval(boot), "weighted": share * point})
-        total = {r.name: float(self.loss(r.name, cells=slice(None))[0]) for r in (*a, *b)}
-        pairs = [(x, y) for x in a for y in b if x.seed == y.seed and x.seed is not None]
+        total = {r.name: float(self.loss(r.name, slice(None))[0]) for side in everyone for r in side}
         return {"cells": rows, "delta": rows[0]["delta"], "ci": rows[0]["ci"],
                 "sides": [[{"name": r.name, "seed": r.seed, "loss": total[r.name]} for r in side]
-                          for side in (a, b)],
+                          for side in everyone],
                 "paired": [{"seed": x.seed, "delta": total[x.name] - total[y.name]}
                            for x, y in pairs]}
 
@@ -322,13 +325,13 @@ class Corpus:
 def probe_scores(model, data, items, device, label, width):
     """Log-likelihood of each item's candidates after its query and the opening of the answer:
     (items, candidates), or None if an item does not fit a row."""
-    encode, specials = prepare.load_encoder(str(data.path / "tokenizer.json"))
+    encode, specials = load_encoder(str(data.path / "tokenizer.json"))
     docs, spans = [], []
     for item in items:
         for candidate in item["candidates"]:
             record = {"query": item["query"], "synthetic_reasoning": "",
                       "synthetic_answer": item["answer_prefix"]}
-            ids = prepare.encode_document(record, encode, specials)
+            ids = encode_document(record, encode, specials)
             span = encode(candidate)
             docs.append(np.concatenate([ids[:-2], span, ids[-2:]]))  # before <|im_end|><|eos|>
             spans.append(len(span))

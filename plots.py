@@ -1,9 +1,9 @@
-"""The pictures of an analysis, and the study's own figures. Draws from analysis.json alone.
+"""The pictures of an analysis. Draws from analysis.json alone.
 
     pictures = draw(analysis, folder)      # writes PNGs, returns {section: (file, caption)}
 
 Blue is attention only and vermilion has feed-forward everywhere (Okabe and Ito's colour-blind safe
-set). Hollow grey marks and rows marked "study" are arXiv:2607.18363's own figures, never ours.
+set). Hollow grey or white marks are the study's own figures, arXiv:2607.18363, never ours.
 """
 
 import itertools
@@ -14,138 +14,22 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from report import (AXES, FACETS, STUDY, UNITS, depth_ladder, facet_value, family, featured, inside,
+                    main_contrasts, short, side_loss, study_difference)
+
 COLOUR = {"SAN": "#0072B2", "FFN": "#D55E00"}
 GREY, PALE = "#5a5a5a", "#c8c8c8"
 DASHES = ("-", "--", ":", "-.")
-AXES = {"params": "equal parameters", "flops": "equal FLOPs", "depth": "equal depth",
-        "none": "matched on nothing"}  # fmt: skip
 MATRICES = {"q": "$W_q$", "k": "$W_k$", "v": "$W_v$", "o": "$W_o$", "gate": "$W_{gate}$",
             "up": "$W_{up}$", "down": "$W_{down}$"}  # fmt: skip
 MEASURES = {"stable_rank": "stable rank", "effective_rank": "effective rank",
             "top": "largest\nsingular value"}  # fmt: skip
-UNITS = {"size": "parameters without the embedding, millions", "tokens": "training tokens",
-         "optimizer": "optimiser of the block matrices", "max_docs": "unique training documents",
-         "dataset": "corpus"}  # fmt: skip
-FACETS = {"size": "Size ladder", "tokens": "Budget", "optimizer": "Optimiser by architecture",
-          "max_docs": "Repetition", "dataset": "Corpora"}  # fmt: skip
-# arXiv:2607.18363, sections 3 and 4: nats per token; families as (label, x, SAN, FFN, difference).
-STUDY = {
-    "pair": {"params": 0.0055, "flops": 0.263, "depth": 0.470},
-    "variant": {"post_norm=True": -0.0092, "residual=standard": -0.0013, "residual=rezero": 0.0032,
-                "norm=rms": 0.0015, "residual=none": 0.75, "qk_norm=False": 6.15,
-                "optimizer=adamw": -0.0023},
-    "regions": {"31B": {"all": 0.011, "query": 0.052, "trace": 0.008, "answer": 0.011},
-                "105B": {"all": -0.0025, "query": 0.038, "trace": -0.004, "answer": -0.007}},
-    "shares": {"query": 0.058, "trace": 0.572, "answer": 0.359},
-    "size": [("tiny", 1970186, 2.7219, 2.7664, -0.0445), ("small", 6200718, 2.3771, 2.3697, 0.0074),
-             ("base", 15741972, 2.1159, 2.0963, 0.0196), ("large", 31969434, 1.9275, 1.9059, 0.0216),
-             ("xl", 56652576, 1.7849, 1.7647, 0.0202)],
-    "tokens": [("5B", 5e9, None, None, 0.046), ("30B", 30e9, None, None, 0.019),
-               ("105B", 105e9, 2.0685, 2.0650, 0.0055)],
-    "optimizer": [("muon", "muon", 2.1126, 2.0933, 0.0193), ("adamw", "adamw", 2.1103, 2.0950, 0.0153)],
-    "max_docs": [("2M documents", 2e6, 2.1193, 2.0975, 0.0218), ("8M", 8e6, 2.1117, 2.1018, 0.0099),
-                 ("32M", 32e6, 2.1095, 2.0926, 0.0169), ("78M", 78e6, 2.1126, 2.0933, 0.0193)],
-    "dataset": [("SYNTH", "synth", 2.1159, 2.0963, 0.0196),
-                ("fineweb-edu", "fineweb-edu", 3.0131, 2.9733, 0.0398)],
-    "depth": {"gated": {8: 2.168, 32: 2.153, 48: 2.175}, "standard": {8: 2.164, 32: 2.150, 48: 2.177}},
-    "spectra": {"at init": {"q": 129, "k": 89, "v": 89, "o": 130},
-                "SAN, Muon, 75 %": {"q": 72, "k": 53, "v": 70, "o": 86},
-                "SAN, AdamW, 75 %": {"q": 29, "k": 30, "v": 68, "o": 30}},
-}  # fmt: skip
 matplotlib.rcParams.update({
     "font.size": 10, "axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": GREY,
     "xtick.color": GREY, "ytick.color": GREY, "axes.labelcolor": GREY, "axes.grid": True,
     "grid.color": "#ececec", "axes.axisbelow": True, "figure.constrained_layout.use": True,
 })  # fmt: skip
-
-
-# -----------------------------------------------------------------------------
-# Numbers
-
-
-def spread(ci, most=4):
-    """An interval, with no digit that another seed of the bootstrap would change by more than one:
-    with 10,000 samples its ends are good to 0.03 standard errors."""
-    if ci is None or None in ci:
-        return ""
-    width = ci[1] - ci[0]
-    digits = min(most, max(0, math.floor(-math.log10(width / 40)))) if width > 0 else most
-    return f"[{ci[0]:.{digits}f}, {ci[1]:.{digits}f}]"
-
-
-def number(value, digits=4, sign=""):
-    return "" if value is None else f"{value:{sign}.{digits}f}"
-
-
-def loss_of(record):
-    """A run's loss: on whole documents, or as training logged it."""
-    return record["decomposition"][0]["loss"] if "decomposition" in record else record["logged_loss"]
-
-
-def side_loss(analysis, group):
-    """Mean loss over a group's seeds, or None."""
-    names = next(g["runs"] for g in analysis["groups"] if g["name"] == group)
-    found = [loss_of(r) for r in analysis["runs"] if r["name"] in names]
-    return None if None in found else statistics.fmean(found)
-
-
-def featured(analysis):
-    """The runs whose insides are drawn: the only one or two, or the pair nearest to the base."""
-    runs = analysis["runs"]
-    if analysis["contrasts"]:
-        c = analysis["contrasts"][analysis["base"] or 0]
-        first = [next(g["runs"][0] for g in analysis["groups"] if g["name"] == c[s]) for s in "ab"]
-        return [r for name in first for r in runs if r["name"] == name]
-    return runs[:2]
-
-
-def main_contrasts(analysis):
-    """The contrasts whose regions are shown: the base pair at every budget, or the only one."""
-    found = analysis["contrasts"]
-    order = analysis["families"].get("tokens") or [analysis["base"] or 0]
-    return [found[i] for i in order if found and "cells" in found[i]][:2]
-
-
-def facet_value(contrast, facet):
-    s = contrast["settings"]
-    return s["n_embd"] if facet == "size" else s[facet]
-
-
-def inside(analysis, group):
-    """Non-embedding parameters of a group's runs."""
-    first = next(g["runs"][0] for g in analysis["groups"] if g["name"] == group)
-    return next(r["params_non_embedding"] for r in analysis["runs"] if r["name"] == first)
-
-
-def short(value):
-    """A number of tokens or documents as people say it; other values as they are."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if isinstance(value, (int, float)) and value >= size:
-            return f"{value / size:.3g}{unit}"
-    return "all" if value == 0 else str(value)
-
-
-def depth_ladder(analysis):
-    """{residual: {layers: loss}} of attention-only runs that differ in depth at like parameters."""
-    runs = [r for r in analysis["runs"] if r["arm"] == "SAN" and loss_of(r) is not None]
-    alike = ("dataset", "tokens")
-    rest = [k for k in (runs[0]["settings"] if runs else ()) if k not in
-            ("n_layer", "n_embd", "n_head", "n_kv_head", "residual", "muon_lr", "adam_lr")]
-    families = {}
-    for r in runs:
-        key = tuple(r[k] for k in alike), tuple(r["settings"][k] for k in rest)
-        families.setdefault(key, []).append(r)
-    for members in families.values():
-        sizes = [r["params_non_embedding"] for r in members]
-        near = [r for r in members if 0.85 < r["params_non_embedding"] / statistics.median(sizes) < 1.18]
-        if len({r["settings"]["n_layer"] for r in near}) > 1:
-            out = {}
-            for r in sorted(near, key=lambda r: r["settings"]["n_layer"]):
-                line = out.setdefault(r["settings"]["residual"], {})
-                line.setdefault(r["settings"]["n_layer"], []).append(loss_of(r))
-            return {k: {n: statistics.fmean(v) for n, v in line.items()} for k, line in out.items()}
-    return {}
 
 
 # -----------------------------------------------------------------------------
@@ -178,25 +62,39 @@ def label_ends(ax, ends, gap=0.055):
 
 
 def draw_curves(a):
-    runs = [r for r in a["runs"] if len(r["curve"]["tokens"]) > 1]
-    if not runs:
+    runs = {r["name"]: r for r in a["runs"] if len(r["curve"]["tokens"]) > 1}
+    groups = [(g["name"], [runs[n] for n in g["runs"] if n in runs]) for g in a["groups"]]
+    groups = [(name, members) for name, members in groups if members]
+    if not groups:
         return None
-    figure, axes = canvas(1, 1, 8, 4.5)
-    ax, look, ends = axes[0, 0], styles(runs), []
-    late = []
-    for r in runs:
-        x, y = [t / 1e6 for t in r["curve"]["tokens"]], r["curve"]["loss"]
-        ax.plot(x, y, color=look[r["name"]][0], ls=look[r["name"]][1], lw=1.8, marker=".", ms=4)
-        ends.append((y[-1], f"{r['name']}  {y[-1]:.3f}", look[r["name"]][0]))
-        late += [v for t, v in zip(x, y) if t >= 0.25 * x[-1]]
-    low, high = min(late), max(late)
-    ax.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
-    label_ends(ax, ends)
-    best = min(runs, key=lambda r: r["curve"]["loss"][-1])
-    ax.set_title(f"Held-out loss: {best['name']} ends lowest" if len(runs) > 1 else
-                 f"Held-out loss of {best['name']} ends at {best['curve']['loss'][-1]:.3f}")
-    ax.set(xlabel="training tokens, millions (the steep start lies above the picture)",
-           ylabel="nats per token")
+    figure, axes = canvas(1, 2, 10, 4.3, width_ratios=(2, 3))
+    look = styles([members[0] | {"name": name} for name, members in groups])
+    end = max(r["curve"]["tokens"][-1] for r in runs.values()) / 1e6
+    ends, late = [], []
+    for name, members in groups:
+        for r in members:
+            x, y = [t / 1e6 for t in r["curve"]["tokens"]], r["curve"]["loss"]
+            for ax in axes[0]:
+                ax.plot(x, y, color=look[name][0], ls=look[name][1], lw=1.5, marker=".", ms=4)
+            late += [v for t, v in zip(x, y) if t >= 0.5 * end]
+        final = statistics.fmean(r["curve"]["loss"][-1] for r in members)
+        seeds = f" ({len(members)} seeds)" if len(members) > 1 else ""
+        ends.append((final, f"{name}  {final:.4f}{seeds}", look[name][0]))
+    axes[0, 0].set_yscale("log")
+    axes[0, 0].yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    axes[0, 0].yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    axes[0, 0].set_yticks([t for t in (0.5, 1, 2, 3, 5, 7, 10) if min(late or [1]) / 1.2 < t < 11])
+    axes[0, 0].set(xlabel="training tokens, millions", ylabel="held-out loss, nats per token",
+                   title="All of training, log scale")
+    low, high = min(late or [e[0] for e in ends]), max(late or [e[0] for e in ends])
+    pad = 0.06 * (high - low) or 0.01
+    axes[0, 1].set(xlim=(0.5 * end, 1.01 * end), ylim=(low - pad, high + pad),
+                   xlabel="training tokens, millions", title="The second half")
+    label_ends(axes[0, 1], ends)
+    best = min(ends)
+    figure.suptitle(f"Held-out loss: {best[1].split()[0]} ends " +
+                    ("lowest, " if len(ends) > 1 else "") + f"at {best[0]:.3f} nats per token",
+                    x=0.01, ha="left", fontsize=11, fontweight="bold")
     return figure, "Held-out loss as training logged it. Blue: attention only. Vermilion: with FFN."
 
 
@@ -399,10 +297,11 @@ def draw_regions(a):
             ax.set_xlabel(ax.get_xlabel() + "\nhollow: the study's, 31B (diamond) and 105B (square)")
         for tick, x in zip(ax.get_yticklabels(), cells):
             tick.set_fontweight("bold" if x["exercise"] == "all" else "normal")
-    part = [x for x in found[0]["cells"] if x["region"] != "all" and x["exercise"] != "all"]
+    last = found[-1]
+    part = [x for x in last["cells"] if x["region"] != "all" and x["exercise"] != "all"]
     top = max(part, key=lambda x: abs(x["weighted"]))
-    figure.suptitle(f"{found[0]['a']} − {found[0]['b']}: {top['exercise']}, {top['region']} "
-                    f"weighs most ({top['weighted']:+.3f} of {found[0]['delta']:+.3f})",
+    figure.suptitle(f"{last['a']} − {last['b']}: {top['exercise']}, {top['region']} "
+                    f"weighs most ({top['weighted']:+.3f} of {last['delta']:+.3f})",
                     x=0.01, ha="left", fontsize=11, fontweight="bold")
     return figure, ("Difference by region and exercise, 95 % paired bootstrap over documents; grey "
                     "band: twice the noise floor.")
@@ -415,7 +314,7 @@ def draw_contrasts(a):
     rows = []
     for c in found:
         pair = c["kind"] == "pair"
-        theirs = STUDY.get(c["kind"], {}).get(c["what"])
+        theirs = study_difference(a, c)
         reach = 1.5 * max(abs(v) for x in found for v in x["ci"])
         colour = {True: COLOUR["FFN"], False: COLOUR["SAN"]}[c["delta"] > 0] if pair else GREY
         rows.append((f"{c['a']} − {c['b']}\n" + (AXES[c["what"]] if pair else c["what"]), c["delta"],
@@ -473,37 +372,44 @@ def draw_probes(a):
 
 def draw_families(a):
     """Both arms' loss along each facet that the pairs differ in, and beside it the study's own."""
-    rows = [(facet, [a["contrasts"][i] for i in found]) for facet, found in a["families"].items()]
-    rows = [(facet, [(facet_value(c, facet), side_loss(a, c["a"]), side_loss(a, c["b"]),
-                      inside(a, c["a"]), inside(a, c["b"])) for c in found]) for facet, found in rows]
-    rows = [(facet, [r for r in found if None not in r[1:3]]) for facet, found in rows]
-    rows = [(facet, sorted(found, key=str if facet in ("optimizer", "dataset") else None))
-            for facet, found in rows if len(found) > 1]
+    rows = []
+    for facet in a["families"]:
+        points = [(short(facet_value(c, facet)), inside(a, c["a"]), side_loss(a, c["a"]),
+                   side_loss(a, c["b"]), c.get("delta")) for c in family(a, facet)]
+        points = [p for p in points if None not in p]
+        rows += [(facet, points)] * (len(points) > 1)
     if not rows:
         return None
-    figure, axes = canvas(len(rows), 2, 9, 3.6 * len(rows))
+    figure, axes = canvas(len(rows), 2, 9, 3.4 * len(rows))
     for (facet, ours), pair in zip(rows, axes):
-        theirs = [(label, s, f, x, x) for label, x, s, f, _ in STUDY[facet] if s]
-        gaps = [r[1] - r[2] for r in ours]
-        pair[0].set_title(f"{FACETS[facet]}: SAN − FFN {gaps[0]:+.3f} to {gaps[-1]:+.3f}")
+        draw_family(pair[0], facet, ours, True)
+        draw_family(pair[1], facet, STUDY[facet], False)
+        pair[0].set_title(f"{FACETS[facet]}: SAN − FFN {ours[0][-1]:+.3f} to {ours[-1][-1]:+.3f}")
         pair[1].set_title("The study's own", color=GREY)
-        for ax, found, full in ((pair[0], ours, True), (pair[1], theirs, False)):
-            for i, arm in enumerate(("SAN", "FFN")):
-                x = [r[3 + i] / 1e6 for r in found] if facet == "size" else range(len(found))
-                ax.plot(x, [r[1 + i] for r in found], color=COLOUR[arm], marker="o", ms=6, label=arm,
-                        mfc=COLOUR[arm] if full else "white")
-            for x, r in enumerate(found):
-                ax.annotate(f"{r[1] - r[2]:+.3f}", (r[3] / 1e6 if facet == "size" else x, max(r[1:3])),
-                            xytext=(0, 7), textcoords="offset points", ha="center", color=GREY,
-                            fontsize=9)
-            ax.margins(0.15)
-            ax.set(xlabel=f"{UNITS[facet]}", ylabel="held-out loss, nats per token")
-            if facet == "size":
-                ax.set_xscale("log")
-            else:
-                ax.set_xticks(range(len(found)), [short(r[0]) for r in found])
-        pair[0].legend(frameon=False)
+        pair[0].legend(frameon=False, fontsize=9)
     return figure, "Parameter-matched pairs along what varies; numbers: SAN − FFN. Right: theirs."
+
+
+def draw_family(ax, facet, points, filled):
+    """One panel: points of (label, non-embedding parameters, SAN, FFN, difference)."""
+    x = [p[1] / 1e6 for p in points] if facet == "size" else list(range(len(points)))
+    lines = [("SAN", 2), ("FFN", 3)] if None not in points[0] else [("", 4)]
+    for arm, i in lines:
+        colour = COLOUR.get(arm, GREY)
+        ax.plot(x, [p[i] for p in points], color=colour, marker="o", ms=6, label=arm,
+                mfc=colour if filled else "white")
+    for at, p in zip(x, points):
+        ax.annotate(f"{p[4]:+.3f}", (at, max(p[i] for _, i in lines)), xytext=(0, 7), ha="center",
+                    textcoords="offset points", color=GREY, fontsize=9)
+    ax.margins(0.15)
+    ax.set(xlabel=UNITS[facet], ylabel="held-out loss, nats per token" if lines[0][0] else
+           "SAN − FFN, nats per token")
+    if facet == "size":
+        ax.set_xscale("log")
+        ax.minorticks_off()
+        ax.set_xticks(x, [f"{v:.2g}" for v in x])
+    else:
+        ax.set_xticks(x, [p[0] for p in points])
 
 
 def draw_depth(a):

@@ -1,10 +1,13 @@
 """Turn text into a corpus, data/<name>/: python prepare.py SOURCE [PATHS] [--key=value ...]
 
     python prepare.py microsynth                             # embedded corpus; also microweb
-    python prepare.py text 'corpus/**/*.txt' --name=mine     # one document a file
+    python prepare.py text 'corpus/**/*.txt' --name=mine     # a document a file; a few are cut
     python prepare.py jsonl a.jsonl b.jsonl --column=body    # a text column, or SYNTH's columns
     python prepare.py parquet folder/ --tokenizer=mine       # with the tokenizer of another corpus
     python prepare.py synth 'SYNTH/*.parquet'                # PleIAs/SYNTH; also fineweb-edu
+    python prepare.py synth --hub                            # fetched, a file a worker at a time
+    python prepare.py synth 'SYNTH/*.parquet' --part=2/8     # one of 8 machines' share, then
+    python prepare.py merge data/synth.part*of8 --name=synth # what one machine would have written
 
 Writes tokens.bin (uint16, each document BOS ... EOS), doc_ends.bin (int64), labels.bin (uint8, the
 exercise), entropy.bin (float32, embedded corpora only), tokenizer.json and, last, meta.json.
@@ -12,8 +15,6 @@ The bytes depend on the documents, the options and the order of the files' full 
 workers, on the order of the arguments, or on the names of the folders above.
 A killed run leaves data/<name>.partial, and the same command goes on from there.
 """
-import base64
-import functools
 import itertools
 import json
 import os
@@ -36,15 +37,10 @@ from tqdm import tqdm
 
 import configurator
 import microsynth
-from dataset import (FILES, MAX_VOCAB, REGIONS, SPECIALS, DataError, make_encoding, read_tokenizer,
-                     sha256, splitmix64)
+from dataset import FILES, MAX_VOCAB, REGIONS, SPECIALS, DataError, sha256, splitmix64
 from dataset import Dataset, Packing, make_batch, token_regions  # noqa: F401  part of our interface
-from sources import CHAT, SOURCES, Tally, plan, read_documents
-
-# GPT-4's, but with at most two digits a piece: nanochat found that better for small vocabularies.
-PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,2}+"
-           r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s")
-MAX_PIECE = 100_000  # characters; measured: the regex engine overflows on 1e6 blanks and a letter
+from sources import CHAT, HUB, SOURCES, Tally, plan, read_documents
+from tokenizer import cut, encode_document, find_tokenizer, load_encoder, train_tokenizer
 
 
 @dataclass(frozen=True)
@@ -57,6 +53,9 @@ class Options:
     tokenizer: str = ""  # corpus name, folder or tokenizer.json to take it from; empty: train one
     sample_bytes: int = 0  # text it is trained on; 0: 1e6 if embedded, else 2e8
     column: str = ""  # text column of jsonl and parquet; empty: SYNTH's columns or "text"
+    document_bytes: int = 0  # text: cut files at blank lines to these; 0: 4096 if under 20 files
+    hub: str = ""  # fetch synth or fineweb-edu, this revision of it; bare: main, its newest
+    part: str = ""  # i/n: the i-th of n shares, to be merged
     workers: int = 0  # processes; 0: one a core
     docs: int = 150_000  # documents of an embedded corpus
     entities: int = 0  # people in its world, so what there is to store; 0: as in microsynth.py
@@ -77,17 +76,6 @@ def write_whole(path, data):
 
 # ---------------------------------------------------------------------------- tokenizer
 
-def cut(text):
-    """Split a huge text, at blanks where there are any: both tokenizers choke on huge pieces."""
-    start = 0
-    while len(text) - start > MAX_PIECE:
-        blank = text.rfind(" ", start + 1, start + MAX_PIECE)
-        stop = blank if blank > 0 else start + MAX_PIECE
-        yield text[start:stop]
-        start = stop
-    yield text[start:]
-
-
 def sample_texts(jobs, sample_bytes, seed):
     """Yield texts to train the tokenizer on: a seeded share of those in some seeded shards."""
     chosen, size = [], 0
@@ -104,57 +92,16 @@ def sample_texts(jobs, sample_bytes, seed):
                 yield text
 
 
-def train_tokenizer(texts, vocab_size):
-    """A tokenizer of vocab_size ids, specials last; of fewer where the text has no more pairs."""
-    import rustbpe
-    bpe = rustbpe.Tokenizer()
-    bpe.train_from_iterator(texts, vocab_size - len(SPECIALS), pattern=PATTERN)
-    # Two merges can spell the same bytes, and only the first would ever be used.
-    ranks = dict.fromkeys(bytes(token) for token, _ in sorted(bpe.get_mergeable_ranks(),
-                                                              key=lambda pair: pair[1]))
-    return {"pattern": PATTERN, "specials": {s: len(ranks) + i for i, s in enumerate(SPECIALS)},
-            "ranks": [base64.b64encode(token).decode() for token in ranks]}
-
-
 def place_tokenizer(path, jobs, options):
     """Write tokenizer.json, another corpus's or a trained one, unless a killed run has done so."""
     if path.exists():
         return
     if options.tokenizer:
         return write_whole(path, Path(options.tokenizer).read_bytes())
+    print(f"training a tokenizer of {options.vocab_size:,} ids on a sample of at most "
+          f"{min(options.sample_bytes, sum(job['bytes'] for job in jobs)) / 1e6:,.0f} MB")
     texts = sample_texts(jobs, options.sample_bytes, options.seed)
     write_whole(path, json.dumps(train_tokenizer(texts, options.vocab_size), indent=0).encode())
-
-
-def find_tokenizer(given, data_dir):
-    """The file of a tokenizer that is given by path, folder or corpus name, and its size."""
-    places = Path(given), Path(given, "tokenizer.json"), Path(data_dir, given, "tokenizer.json")
-    found = next((place for place in places if place.is_file()), None)
-    if not found:
-        raise DataError(f"no tokenizer at {' or '.join(map(str, places))}")
-    return str(found), len(read_tokenizer(found)["ranks"]) + len(SPECIALS)
-
-
-@functools.lru_cache(maxsize=1)
-def load_encoder(path):
-    """(function from text to ids, arrays of one id for each special), once a process."""
-    spec = read_tokenizer(path)
-    ordinary = make_encoding(spec).encode_ordinary  # yields no special, whatever the text spells
-
-    def encode(text):
-        return np.concatenate([np.array(ordinary(piece), np.uint16) for piece in cut(text)])
-    return encode, [np.array([spec["specials"][name]], np.uint16) for name in SPECIALS]
-
-
-def encode_document(record, encode, specials):
-    """Token ids of one document, uint16, markers by id only."""
-    bos, eos, im_start, im_end, think, end_think = specials
-    if "text" in record:
-        return np.concatenate([bos, encode(record["text"]), eos])
-    query, answer, trace = (record[name] for name in CHAT)
-    trace = [think, encode(f"\n{trace}\n"), end_think, encode("\n")] if trace else []
-    return np.concatenate([bos, im_start, encode(f"user\n{query}"), im_end, encode("\n"), im_start,
-                           encode("assistant\n"), *trace, encode(answer), im_end, eos])
 
 
 # ---------------------------------------------------------------------------- shards
@@ -195,6 +142,7 @@ def tokenize_shard(job):
     Path(temp, "part.json").write_text(json.dumps({
         "n_docs": len(ends), "n_tokens": n_tokens, "n_text_bytes": n_text_bytes,
         "seconds": time.process_time() - began, "labels": list(table), **vars(tally)}))
+    shutil.rmtree(f"{job['folder']}.hub", ignore_errors=True)
     os.rename(temp, job["folder"])
     return job["bytes"]
 
@@ -225,10 +173,11 @@ def run_shards(jobs, workers):
             pool.shutdown(cancel_futures=True)
 
 
-def merge(jobs, out):
-    """Append the parts' files in order, deleting each once it is safe; returns sums and labels.
+def append(jobs, out, keep=False):
+    """Append the shards' files in order; returns sums, tally and labels.
 
-    A killed merge finds its place again: offsets follow from the parts' records, which stay.
+    Each is deleted once it is safe, unless keep. A killed run finds its place again: offsets
+    follow from the shards' records, which stay.
     """
     total = Counter(n_docs=0, n_tokens=0, n_text_bytes=0, seconds=0.0)
     tally, table = Tally(), {}
@@ -250,7 +199,7 @@ def merge(jobs, out):
                     shutil.copyfileobj(read, write, 1 << 20)
                 write.flush()
                 os.fsync(write.fileno())
-            source.unlink()
+            keep or source.unlink()
         total.update({key: part[key] for key in total})
         tally.skipped.update(part["skipped"])
         tally.repaired.update(part["repaired"])
@@ -267,13 +216,14 @@ def resolve(source, paths, options):
     micro, least = SOURCES[source] == "micro", 256 + len(SPECIALS)
     # What is asked for and would not be done is a mistake.
     idle = ("column",) if micro else ("docs", "entities", "mix", "world_seed")
-    idle += ("column",) * (source in ("text", "synth"))
+    idle += ("column",) * (source in ("text", "synth") or bool(options.hub))
+    idle += ("document_bytes",) * (source != "text") + ("hub",) * (source not in HUB)
     idle += ("vocab_size", "sample_bytes") * bool(options.tokenizer)
     for name in idle:
         if getattr(options, name) != getattr(Options, name):
             raise DataError(f"--{name} has no effect on this source, or with this --tokenizer")
-    if micro and paths:
-        raise DataError(f"{source} is made up here and takes no paths, not {paths[0]}")
+    if (micro or options.hub) and paths:
+        raise DataError(f"{source} is made up or fetched and takes no paths, not {paths[0]}")
     path, vocab_size = "", options.vocab_size or (1024 if micro else 16384)
     if options.tokenizer:
         path, vocab_size = find_tokenizer(options.tokenizer, options.data_dir)
@@ -284,27 +234,38 @@ def resolve(source, paths, options):
     if not least <= vocab_size <= MAX_VOCAB:
         raise DataError(f"vocab_size must be {least} to {MAX_VOCAB}, not {vocab_size}: bytes and "
                         "specials at least, and what fits in uint16")
+    if options.document_bytes and options.document_bytes < 256:
+        raise DataError(f"document_bytes must be 0 or 256 at least, not {options.document_bytes}")
     if min(options.docs, options.workers, options.seed) < 0 or not 0 < options.sample_bytes <= 2e9:
         raise DataError("docs, workers and seed cannot be negative, and sample_bytes must be 1 to "
                         "2e9, as pairs are counted in 32 bits")
+    share = re.fullmatch("([1-9][0-9]*)/([1-9][0-9]*)", options.part or "1/1")
+    if not share or int(share[1]) > int(share[2]):
+        raise DataError(f"part must be 1/n to n/n, not {options.part!r}")
+    suffix = options.part and f".part{share[1]}of{share[2]}"
+    folder = place(replace(options, name=options.name + suffix), "plan.json" if suffix else "meta.json")
+    return options, folder, slice(int(share[1]) - 1, None, int(share[2]))
+
+
+def place(options, mark="meta.json"):
+    """The folder to write. Refuses one that exists, unless to overwrite a corpus, told by a file."""
     if not re.fullmatch(r"[^./\\][^/\\]*(?<!\.partial)", options.name):
         raise DataError(f"name must be a plain folder name, not {options.name!r}")
     folder = Path(options.data_dir, options.name)
-    if folder.exists() and not (options.overwrite and (folder / "meta.json").exists()):
+    if folder.exists() and not (options.overwrite and (folder / mark).exists()):
         raise DataError(f"{folder} exists: give another --name, or --overwrite to replace a corpus")
-    return options, folder
+    return folder
 
 
-def open_work(work, jobs, options):
+def open_work(work, source, jobs, mine, options):
     """Make the .partial folder, or keep what a killed run on the same input has left."""
-    disk = next(place for place in work.absolute().parents if place.exists())
-    # measured: 3.5 to 4.5 bytes of English a token, which takes two.
-    need, free = sum(job["bytes"] for job in jobs) * 0.6, shutil.disk_usage(disk).free
-    if need > free:
-        raise DataError(f"about {need / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free in {disk}")
-    stats = [os.stat(piece[0]) for job in jobs for piece in job["pieces"] if piece[0]]
+    # measured: 3.5 to 4.5 bytes of English a token, which takes two; what the hub has is packed.
+    check_space(work, sum(job["bytes"] for job in jobs[mine]) * (0.9 if options.hub else 0.6))
+    stats = [os.stat(piece[0]) for job in jobs for piece in job["pieces"]
+             if job["kind"] != "micro" and not job["hub"]]
     keep = asdict(replace(options, workers=0, overwrite=False, data_dir=""))
-    state = json.dumps([keep, jobs, [(s.st_size, s.st_mtime_ns) for s in stats]]).encode()
+    state = json.dumps({"source": source, "options": keep, "jobs": jobs,
+                        "stats": [(s.st_size, s.st_mtime_ns) for s in stats]}).encode()
     if work.exists() and not ((work / "plan.json").exists()
                               and (work / "plan.json").read_bytes() == state):
         print(f"{work}: was left by another command, starting anew")
@@ -316,23 +277,88 @@ def open_work(work, jobs, options):
     write_whole(work / "plan.json", state)
 
 
+def check_space(folder, need):
+    """Raise DataError where fewer bytes are free than will be written."""
+    disk = next(parent for parent in folder.absolute().parents if parent.exists())
+    if need > (free := shutil.disk_usage(disk).free):
+        raise DataError(f"about {need / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free in {disk}")
+
+
 def build(source, paths=(), name="", data_dir="data", **options):
-    """Prepare a corpus; it appears whole at data_dir/name, the folder that is returned.
+    """Prepare a corpus, or a part; it appears whole as the folder that is returned.
 
     options: as in Options. Raises DataError. After a kill, the same call goes on.
     """
     began = time.perf_counter()
-    options, folder = resolve(source, paths, Options(name=name, data_dir=str(data_dir), **options))
+    options = Options(name=name, data_dir=str(data_dir), **options)
+    options, folder, mine = resolve(source, paths, options)
     work = folder.with_name(folder.name + ".partial")
     jobs = plan(source, paths, options)
-    open_work(work, jobs, options)
-    out, tokenizer = work / "out", work / "out" / "tokenizer.json"
+    if jobs and jobs[0]["document_bytes"] != options.document_bytes:
+        options = replace(options, document_bytes=jobs[0]["document_bytes"])
+        print(f"so few text files are cut, mostly at blank lines, into documents of at most "
+              f"{options.document_bytes:,} bytes (--document_bytes)")
+    if options.hub:
+        options = replace(options, hub=jobs[0]["hub"][1])
+    open_work(work, source, jobs, mine, options)
+    tokenizer = work / "out" / "tokenizer.json"
     for i, job in enumerate(jobs):
         job |= {"folder": str(work / "parts" / f"{i:06d}"), "tokenizer": str(tokenizer)}
     place_tokenizer(tokenizer, jobs, options)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    run_shards(jobs, options.workers or cores)
-    total, tally, labels = merge(jobs, out)
+    run_shards(jobs[mine], options.workers or cores)
+    if not options.part:
+        return finish(source, jobs, options, folder, began)
+    for stray in work.glob("parts/*.hub"):  # read for the tokenizer only
+        shutil.rmtree(stray)
+    if folder.exists():
+        shutil.rmtree(folder)
+    os.replace(work, folder)
+    print(f"part        {options.part}, {len(jobs[mine])} of {len(jobs)} shards\nfolder      {folder}\n"
+          f"next        python prepare.py merge {folder.with_suffix('')}.part*of* "
+          f"--name={options.name}")
+    return folder
+
+
+def merge(paths, options):
+    """Join the folders that --part wrote, wherever they were written, to one corpus."""
+    began, folder = time.perf_counter(), place(options)
+    plans, tokenizers = [], []
+    for path in map(Path, paths):
+        try:
+            plans.append(json.loads((path / "plan.json").read_bytes()))
+            tokenizers.append((path / "out" / "tokenizer.json").read_bytes())
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} is no part of a corpus: {error}") from None
+        for each in plans[-1], plans[-1]["options"]:
+            each |= dict.fromkeys({"stats", "part", "tokenizer", "name"} & set(each), "")
+        for job in plans[-1]["jobs"]:  # the files may lie elsewhere on another machine
+            job["pieces"] = [[Path(name).name, *rest] for name, *rest in job["pieces"]]
+        if plans[-1] != plans[0] or tokenizers[-1] != tokenizers[0]:
+            raise DataError(f"{path} and {paths[0]} differ in input, options or tokenizer")
+    if not plans:
+        raise DataError("merge needs the folders that --part wrote")
+    jobs = plans[0]["jobs"]
+    for i, job in enumerate(jobs):
+        job["folder"] = next((f"{path}/parts/{i:06d}" for path in paths
+                              if Path(path, "parts", f"{i:06d}").exists()), "")
+    if missing := sum(not job["folder"] for job in jobs):
+        raise DataError(f"{missing} of {len(jobs)} shards are in none of these folders: a part is "
+                        "missing")
+    check_space(folder, sum(file.stat().st_size for path in paths for file in
+                            Path(path).glob("parts/*/*.bin")))
+    out = folder.with_name(folder.name + ".partial") / "out"
+    shutil.rmtree(out.parent, ignore_errors=True)
+    out.mkdir(parents=True)
+    write_whole(out / "tokenizer.json", tokenizers[0])
+    return finish(plans[0]["source"], jobs, Options(**plans[0]["options"]), folder, began, keep=True)
+
+
+def finish(source, jobs, options, folder, began, keep=False):
+    """Join the shards, write meta.json and put the corpus in its place."""
+    work = folder.with_name(folder.name + ".partial")
+    out, tokenizer = work / "out", work / "out" / "tokenizer.json"
+    total, tally, labels = append(jobs, out, keep)
     if total["n_docs"] < 2:
         shutil.rmtree(work)
         raise DataError(f"{total['n_docs']} documents, but one is held out and one must be left "
@@ -344,8 +370,8 @@ def build(source, paths=(), name="", data_dir="data", **options):
             "repaired": dict(sorted((+tally.repaired).items())),
             "files": {name: {"bytes": (out / name).stat().st_size, "sha256": sha256(out / name)}
                       for name in sorted([*FILES, tokenizer.name]) if (out / name).exists()},
-            "options": {key: value for key, value in asdict(options).items()
-                        if key not in ("name", "data_dir", "overwrite", "tokenizer", "workers")}}
+            "options": {key: value for key, value in asdict(options).items() if key not in
+                        ("name", "data_dir", "overwrite", "tokenizer", "workers", "part")}}
     write_whole(out / "meta.json", json.dumps(meta, indent=1).encode())
     if folder.exists():
         os.replace(folder, work / "old")
@@ -363,8 +389,8 @@ def report(folder, meta, tally, seconds, core_seconds):
     asked, vocab_size = meta["options"]["vocab_size"], meta["vocab_size"]
     print(f"documents   {docs:,}; skipped: {listed(tally.skipped)}; "
           f"repaired: {listed(+tally.repaired)}")
-    if tally.first_bad:
-        path, offset = tally.first_bad
+    path, offset = tally.first_bad or ("", 0)
+    if os.path.exists(path):  # not on the machine that merges
         with open(path, "rb") as file:
             line = 1 + sum(1 for _ in iter(lambda: file.tell() < offset and file.readline(), False))
         print(f"            the first broken line is {path}:{line}")
@@ -379,7 +405,7 @@ def main(argv):
     if not argv or {"-h", "--help"} & set(argv):
         print(__doc__, configurator.describe(Options), sep="\n")
         return
-    words, flags, argv = [], [], iter(argv)
+    words, flags, argv = [], [], iter("--hub=main" if word == "--hub" else word for word in argv)
     for word in argv:
         if word.startswith("--") and "=" not in word and word != "--overwrite":
             word += "=" + next(argv, "")
@@ -388,6 +414,12 @@ def main(argv):
         options, _ = configurator.load(Options, flags)
         if not words:
             raise DataError(f"name a source: {', '.join(SOURCES)}")
+        if words[0] == "merge":
+            idle = {flag.split("=")[0] for flag in flags} - {"--name", "--data_dir", "--overwrite"}
+            if idle or not options.name:
+                raise DataError(f"merge needs --name, and {', '.join(idle) or 'no more'} has no "
+                                "effect on it")
+            return merge(words[1:], options)
         build(words[0], words[1:], **asdict(options))
     except (ValueError, OSError) as error:
         configurator.fail(error)

@@ -1,4 +1,4 @@
-"""What a run stands on: ranks, signals, log file, device and number format, compiler, commit.
+"""What a run stands on: ranks, corpus, signals, log file, device, compiler, commit.
 
 Apart from train.py because none of it is about training: it changes with machines.
 """
@@ -10,16 +10,17 @@ import os
 import platform
 import signal
 import subprocess
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+import prepare
 from configurator import ConfigError, UserError
 from dataset import DataError
-from prepare import write_whole
 
 STOPPED = 75  # exit code: a signal stopped the run (EX_TEMPFAIL: try again)
 SIGNALS = {signal.SIGTERM, signal.SIGINT}
@@ -69,6 +70,21 @@ class Ranks:
         return box[0]
 
 
+def open_data(cfg, ranks):
+    """The corpus; an embedded one is written first where it is missing. Raises DataError."""
+    folder = Path(cfg.data_dir) / cfg.dataset
+    if cfg.dataset in ("microsynth", "microweb"):
+        def build():
+            if not (folder / "meta.json").exists():
+                prepare.build(cfg.dataset, [], cfg.dataset, cfg.data_dir)
+
+        ranks.from_main(build)
+        if ranks.local == 0:
+            build()  # a node that does not share rank 0's disk
+        ranks.sum([0], "cpu")  # wait for it
+    return prepare.Dataset(folder, verify=cfg.verify_data)
+
+
 class Stop:
     """True once SIGTERM or SIGINT came. Until wait() is called a signal just ends the program."""
 
@@ -113,7 +129,7 @@ class Log:
             if resume_step is not None and path.exists():
                 keep = [line for line in path.read_bytes().splitlines(keepends=True)
                         if self._place(line) <= (resume_step, False)]
-            write_whole(path, b"".join(keep))
+            prepare.write_whole(path, b"".join(keep))
             self.file = open(path, "a", encoding="utf-8")
 
     @staticmethod
@@ -141,6 +157,11 @@ class Log:
 
 def pick_device(cfg, ranks):
     """(device, activation dtype)."""
+    try:
+        import torch._dynamo  # noqa: F401  any optimizer needs it, and it makes its folder at once
+    except OSError as error:
+        raise ConfigError(f"torch cannot make its cache folder ({error}); set "
+                          f"TORCHINDUCTOR_CACHE_DIR to one that can be written") from error
     name = cfg.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -185,6 +206,16 @@ def peak_flops(device):
     """Peak of one device, or None where it is not known."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return next((peak for key, peak in PEAK_FLOPS.items() if key in name), None)
+
+
+def machine(device):
+    """What run.json keeps of the place and time of a run."""
+    cuda = device.type == "cuda"
+    return {"device": torch.cuda.get_device_name(device) if cuda else platform.machine(),
+            "threads": torch.get_num_threads(), "commit": commit(),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__,
+                         "numpy": np.__version__},
+            "started": datetime.now(timezone.utc).isoformat(timespec="seconds")}
 
 
 @functools.cache

@@ -1,14 +1,16 @@
-"""Where documents come from: the embedded corpora, text files, JSON lines, parquet.
+"""Where documents come from: the embedded corpora, text files, JSON lines, parquet, the hub.
 
 prepare.py asks plan() to cut the input into shards, and its workers read_documents() of a shard.
-Only files are read, nothing is written. JSON lines end at LF only; text files keep their line ends
+Nothing is written but what --hub fetches. JSON lines end at LF only; text files keep their line ends
 and lose a byte order mark; broken UTF-8 and lone surrogates become U+FFFD and are counted.
 """
 import glob
+import importlib.util
 import itertools
 import json
 import os
 import re
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +21,9 @@ from dataset import DataError
 SOURCES = {"microsynth": "micro", "microweb": "micro", "text": "text", "jsonl": "jsonl",
            "parquet": "parquet", "synth": "parquet", "fineweb-edu": "parquet"}
 CHAT = ("query", "synthetic_answer", "synthetic_reasoning")  # of SYNTH; the last may be empty
-JSONL_PIECE = 4 << 20  # bytes
+HUB = {"synth": ("PleIAs/SYNTH", None), "fineweb-edu": ("HuggingFaceFW/fineweb-edu", "sample/10BT")}
+PIECE = 4 << 20  # bytes of jsonl or text
+FEW_FILES, DOCUMENT = 20, 4096  # a corpus of fewer text files is cut into documents of these bytes
 MIN_SHARD, MAX_SHARD = 1 << 20, 64 << 20  # bytes; a kill costs each worker one shard
 
 
@@ -47,7 +51,30 @@ def read_micro(piece, job, tally):
 
 
 def read_text(piece, job, tally):
-    yield {"text": tally.decode(Path(piece[0]).read_bytes()).removeprefix("\ufeff")}
+    """A whole file, or the documents that begin inside the piece."""
+    path, start, stop, _ = piece
+    limit = job["document_bytes"]
+    with open(path, "rb") as file:
+        # Both neighbours of a seam look at the same bytes, so they agree on where it is.
+        start, stop = (at + last_end(file.read(limit)) if at and limit and file.seek(at) else at
+                       for at in (start, stop))
+        file.seek(start)
+        data = file.read(stop - start).removeprefix(b"" if start else b"\xef\xbb\xbf")
+    at = 0
+    while at < len(data):
+        rest = not limit or len(data) - at <= limit
+        end = len(data) if rest else at + last_end(data[at:at + limit])
+        yield {"text": tally.decode(data[at:end])}
+        at = end
+
+
+def last_end(data):
+    """Where a paragraph ends last in some bytes; if none does, a line, a word, a character."""
+    for marks in (b"\n\n", b"\n\r\n"), (b"\n",), (b" ",):
+        if end := max(data.rfind(mark) + len(mark) if mark in data else 0 for mark in marks):
+            return end
+    # In UTF-8 the bytes 10xxxxxx go on with a character.
+    return next((i for i in range(len(data) - 1, 0, -1) if data[i] & 0xC0 != 0x80), len(data))
 
 
 def read_jsonl(piece, job, tally):
@@ -77,8 +104,12 @@ def read_parquet(piece, job, tally):
     import pyarrow as pa
     import pyarrow.parquet as pq
     path, start, stop, _ = piece
+    path = fetch(path, job) if job["hub"] else path
     try:
         with pq.ParquetFile(path, pre_buffer=False) as file:
+            if job["hub"]:  # planned without a look at it
+                stop = file.num_row_groups
+                choose_columns(path, types(file.schema_arrow), *job["hub"][2:])
             names = [name for name in job["columns"] if name in file.schema_arrow.names]
             for batch in file.iter_batches(500, row_groups=range(start, stop), columns=names):
                 columns = []
@@ -91,6 +122,18 @@ def read_parquet(piece, job, tally):
                     yield pick(dict(zip(names, texts)), job["columns"])
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+
+
+def fetch(path, job):
+    """Download a file of the hub beside the job's folder, unless it is there; returns its path."""
+    from huggingface_hub import hf_hub_download
+    repo, revision = job["hub"][:2]
+    try:
+        return hf_hub_download(repo, path, repo_type="dataset", revision=revision,
+                               local_dir=job["folder"] + ".hub")
+    except Exception as error:  # the network fails in many ways
+        raise DataError(f"{repo}/{path} cannot be fetched: {error}; the same command goes on from "
+                        "there") from None
 
 
 READERS = {"micro": read_micro, "text": read_text, "jsonl": read_jsonl, "parquet": read_parquet}
@@ -153,6 +196,13 @@ def choose_columns(path, found, source, column):
     return [*CHAT, "exercise"] if chat else [column or "text"]
 
 
+def byte_pieces(files, step):
+    """Pieces of step bytes, the last of each file shorter; an empty file is one piece."""
+    sizes = ((path, os.path.getsize(path)) for path in files)
+    return [(path, at, min(at + step, size), min(step, size - at))
+            for path, size in sizes for at in range(0, max(size, 1), step)]
+
+
 def plan_jsonl(files, source, column):
     """Pieces of some MB, and the columns, chosen by the first lines of the first file with any."""
     for path in files:
@@ -166,20 +216,19 @@ def plan_jsonl(files, source, column):
                 except (ValueError, RecursionError, AttributeError):
                     continue
         if found:
-            cuts = ((path, at, os.path.getsize(path)) for path in files
-                    for at in range(0, os.path.getsize(path), JSONL_PIECE))
-            return [(path, at, min(at + JSONL_PIECE, size), min(JSONL_PIECE, size - at))
-                    for path, at, size in cuts], choose_columns(path, found, source, column)
+            return byte_pieces(files, PIECE), choose_columns(path, found, source, column)
     raise DataError(f"no JSON object in the first 100 lines of {files[0]}")
+
+
+def types(schema):
+    """{column: type, as a word} of a parquet file."""
+    return {field.name: str(field.type) for field in schema}
 
 
 def plan_parquet(files, source, column):
     """A piece a row group, and the columns. Every footer is opened: broken files are found now."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise DataError("parquet needs pyarrow: pip install -e '.[data]'") from None
+    import pyarrow as pa
+    import pyarrow.parquet as pq
     pieces, columns = [], []
     for path in files:
         try:
@@ -188,7 +237,7 @@ def plan_parquet(files, source, column):
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path} is not a whole parquet file: "
                             f"{str(error).splitlines()[0]}") from None
-        found = choose_columns(path, {f.name: str(f.type) for f in schema}, source, column)
+        found = choose_columns(path, types(schema), source, column)
         if columns and columns != found:
             raise DataError(f"{path} has {', '.join(found)} to read, {files[0]} has "
                             f"{', '.join(columns)}: prepare them apart, or choose with --column=")
@@ -200,13 +249,30 @@ def plan_parquet(files, source, column):
     return pieces, columns
 
 
+def plan_hub(source, revision):
+    """A piece a file, and (repository, commit, ...) of the dataset as the hub has it now."""
+    from huggingface_hub import HfApi
+    repo, folder = HUB[source]
+    try:
+        commit = HfApi().dataset_info(repo, revision=revision).sha
+        files = HfApi().list_repo_tree(repo, folder, revision=commit, repo_type="dataset")
+        pieces = sorted((f.path, 0, 0, f.size) for f in files if f.path.endswith(".parquet"))
+    except Exception as error:
+        raise DataError(f"{repo} cannot be listed: {error}") from None
+    print(f"{repo}: {len(pieces)} files; --hub={commit} fetches the same again")
+    return pieces, (repo, commit, source, "")
+
+
 def plan(source, paths, options):
     """Cut the input into shards whose size does not depend on the workers: one job each.
 
-    A piece of input is (path, start, stop, bytes): of bytes in jsonl, row groups in parquet,
-    documents in an embedded corpus.
+    A piece of input is (path, start, stop, bytes): of bytes in text and jsonl, row groups in
+    parquet, documents in an embedded corpus.
     """
-    kind, columns, micro = SOURCES[source], [], {}
+    kind, columns, micro, hub, limit = SOURCES[source], [], {}, (), 0
+    for module in ["pyarrow"] * (kind == "parquet") + ["huggingface_hub"] * bool(options.hub):
+        if not importlib.util.find_spec(module):
+            raise DataError(f"{source} needs {module}: pip install -e '.[data]'")
     if kind == "micro":
         micro = {"variant": source.removeprefix("micro"), "seed": options.seed, "mix": options.mix,
                  "entities": options.entities, "world_seed": options.world_seed}
@@ -217,17 +283,22 @@ def plan(source, paths, options):
         pieces = [("", at, min(at + 1000, options.docs), 100_000)
                   for at in range(0, options.docs, 1000)]
     elif kind == "text":
-        pieces = [(path, 0, 1, os.path.getsize(path)) for path in find_files(paths, kind)]
+        files = find_files(paths, kind)
+        limit = options.document_bytes or DOCUMENT * (len(files) < FEW_FILES)
+        pieces = byte_pieces(files, max(PIECE, limit) if limit else sys.maxsize)
+    elif options.hub:
+        pieces, hub = plan_hub(source, options.hub)
+        columns = [*CHAT, "exercise"] if source == "synth" else ["text"]
     else:
         planner = plan_jsonl if kind == "jsonl" else plan_parquet
         pieces, columns = planner(find_files(paths, kind), source, options.column)
-    limit = min(MAX_SHARD, max(MIN_SHARD, sum(piece[3] for piece in pieces) // 64))
+    most = min(MAX_SHARD, max(MIN_SHARD, sum(piece[3] for piece in pieces) // 64))
     shards, room = [], 0
     for piece in pieces:
         if room <= 0:
             shards.append([])
-            room = limit
+            room = most
         shards[-1].append(piece)
         room -= piece[3]
     return [{"kind": kind, "pieces": shard, "columns": columns, "micro": micro,
-             "bytes": sum(piece[3] for piece in shard)} for shard in shards]
+             "hub": hub, "document_bytes": limit, "bytes": sum(piece[3] for piece in shard)} for shard in shards]

@@ -16,14 +16,12 @@ import contextlib
 import hashlib
 import json
 import math
-import platform
 import shlex
 import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +35,8 @@ import prepare
 from configurator import ConfigError, fail, load, model_fields
 from model import ModelConfig, Transformer, flops_per_token, mean_context, num_params
 from muon import ORDERS, Muon
-from runtime import (MISTAKES, STOPPED, Log, Ranks, Stop, commit, compile_model, peak_flops,
-                     pick_device)
+from runtime import (MISTAKES, STOPPED, Log, Ranks, Stop, compile_model, machine, open_data,
+                     peak_flops, pick_device)
 
 
 @dataclass(frozen=True)
@@ -144,6 +142,18 @@ class TrainConfig:
         return self.total_batch_size // self.block_size
 
 
+def check_batch(cfg, world):
+    """Raise ConfigError unless rows divide over steps, ranks and micro-steps."""
+    unit = cfg.block_size * cfg.device_batch_size * world
+    if cfg.total_batch_size % unit:
+        below = cfg.total_batch_size // unit * unit
+        near = " or ".join(str(n) for n in (below, below + unit) if n)
+        raise ConfigError(
+            f"total_batch_size {cfg.total_batch_size} is not a multiple of block_size "
+            f"{cfg.block_size} x device_batch_size {cfg.device_batch_size} x {world} ranks = {unit}; "
+            f"nearest that work: {near}")
+
+
 # -----------------------------------------------------------------------------
 # Schedule and optimizer
 
@@ -233,37 +243,6 @@ def evaluate(model, packing, cfg, ranks, device, cu_len, stop):
 
 
 # -----------------------------------------------------------------------------
-# The run folder
-
-
-def check_batch(cfg, world):
-    """Raise ConfigError unless rows divide over steps, ranks and micro-steps."""
-    unit = cfg.block_size * cfg.device_batch_size * world
-    if cfg.total_batch_size % unit:
-        below = cfg.total_batch_size // unit * unit
-        near = " or ".join(str(n) for n in (below, below + unit) if n)
-        raise ConfigError(
-            f"total_batch_size {cfg.total_batch_size} is not a multiple of block_size "
-            f"{cfg.block_size} x device_batch_size {cfg.device_batch_size} x {world} ranks = {unit}; "
-            f"nearest that work: {near}")
-
-
-def open_data(cfg, ranks):
-    """The corpus; an embedded one is written first where it is missing. Raises DataError."""
-    folder = Path(cfg.data_dir) / cfg.dataset
-    if cfg.dataset in ("microsynth", "microweb"):
-        def build():
-            if not (folder / "meta.json").exists():
-                prepare.build(cfg.dataset, [], cfg.dataset, cfg.data_dir)
-
-        ranks.from_main(build)
-        if ranks.local == 0:
-            build()  # a node that does not share rank 0's disk
-        ranks.sum([0], "cpu")  # wait for it
-    return prepare.Dataset(folder, verify=cfg.verify_data)
-
-
-# -----------------------------------------------------------------------------
 # Main
 
 
@@ -272,40 +251,21 @@ class Trainer:
 
     def __init__(self, cfg, model_cfg, ranks, device, dtype):
         self.cfg, self.ranks, self.device = cfg, ranks, device
+        torch.manual_seed(cfg.seed)
         self.model = Transformer(model_cfg, seed=cfg.seed).to(device)
         self.model.compute_dtype = dtype
         self.optimizer = make_optimizer(self.model, cfg)
         self.step, self.row, self.tokens, self.skipped, self.saved = 0, 0, 0, 0, -1
         self.milestones = {round(cfg.max_steps * i / 4) for i in range(5)}
 
-    def load_state(self, state):
-        """Take over a checkpoint; this run's own rates and decay stay."""
-        checkpoint.load_weights(self.model, state)
-        own = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group, settings in zip(self.optimizer.param_groups, own):
-            group.update(settings)
-        torch.set_rng_state(state["rng"])
-        self.step, self.row, self.tokens = state["step"], state["row"], state["tokens"]
-        self.skipped = state.get("skipped", 0)
-
     def save(self, folder, data_id, log):
         """A checkpoint of this step, unless there is one."""
-        if self.saved == self.step:
-            return
-        state = {
-            "format": 1, "step": self.step, "row": self.row, "tokens": self.tokens,
-            "skipped": self.skipped,
-            "model": {n: p.detach().float() for n, p in self.model.named_parameters()},
-            "optimizer": self.optimizer.state_dict(), "rng": torch.get_rng_state(),
-            "model_config": asdict(self.model.cfg), "config": asdict(self.cfg), "data": data_id,
-            "commit": commit(), "world_size": self.ranks.world,
-        }  # fmt: skip
-        log.sync()
-        self.ranks.from_main(
-            lambda: checkpoint.save(state, folder, self.milestones, self.cfg.keep_last))
-        log.write("save", self.step, path=f"ckpt_{self.step:06d}.pt")
-        self.saved = self.step
+        if self.saved != self.step:
+            log.sync()
+            self.ranks.from_main(lambda: checkpoint.save(
+                checkpoint.collect(self, data_id), folder, self.milestones, self.cfg.keep_last))
+            log.write("save", self.step, path=f"ckpt_{self.step:06d}.pt")
+            self.saved = self.step
 
     def wrap(self, say):
         """Compile, then DDP: each block's gradients are sent while the next is computed."""
@@ -315,7 +275,9 @@ class Trainer:
         if self.ranks.world > 1:
             ids = [self.device.index] if self.device.type == "cuda" else None
             self.net = DistributedDataParallel(
-                self.model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+                self.model, device_ids=ids, gradient_as_bucket_view=True)
+            # They never change. As an argument it has another name from torch 2.13 on.
+            self.net.broadcast_buffers = False
 
     def update(self, batches, micro, n_scored):
         """One optimizer step. Returns what the log says of it. n_scored: over all ranks."""
@@ -340,27 +302,25 @@ class Trainer:
             if cfg.grad_clip and norm > cfg.grad_clip:
                 torch._foreach_mul_(grads, cfg.grad_clip / norm)
             self.optimizer.step()
-        bad = "" if finite else self.first_bad()
+        bad = None if finite else self.first_bad()
         self.optimizer.zero_grad(set_to_none=True)
-        self.skipped += not finite
-        self.step += finite or cfg.nonfinite == "skip"
+        skip = not finite and cfg.nonfinite == "skip"
+        self.skipped += skip
+        self.step += finite or skip
         return {"train_loss": nll / n_scored, "z_loss": zsq / n_scored, "grad_norm": norm,
                 "clipped": bool(cfg.grad_clip and norm > cfg.grad_clip), "bad": bad,
                 "adam_lr": self.optimizer.param_groups[-1]["lr"],
                 "muon_lr": self.optimizer.param_groups[0]["lr"]}
 
     def first_bad(self):
-        """The first parameter whose gradient is not finite; or the sum over all of them is not."""
+        """The first parameter whose gradient is not finite; empty: only the loss or norm is not."""
         grads = ((n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None)
-        return next((f"the gradient of {n}" for n, g in grads if not torch.isfinite(g).all()),
-                    "the loss or the gradient norm")
+        return next((n for n, g in grads if not torch.isfinite(g).all()), "")
 
     def gates(self):
         """sigmoid(g), or alpha, of each sublayer."""
         gates = [p.detach() for role, _, p in self.model.roles() if role == "gate"]
-        if not gates:
-            return []
-        values = torch.stack(gates)
+        values = torch.stack(gates) if gates else torch.empty(0)
         values = values.sigmoid() if self.cfg.residual == "gated" else values
         return [round(v, 6) for v in values.tolist()]
 
@@ -371,13 +331,12 @@ def describe_run(t, cfg, name, argv, data, say):
     doc_len = data.n_tokens / data.n_docs
     flops = {c: flops_per_token(t.model.cfg, mean_context(t.model.cfg, c, doc_len))
              for c in ("dense", "causal", "document")}
-    device = torch.cuda.get_device_name(t.device) if t.device.type == "cuda" else platform.machine()
     say(f"{name or 'run'}: {'FFN' if cfg.use_ffn else 'SAN'} arm, {cfg.n_layer} layers, "
         f"{total:,} parameters ({inside:,} without the embedding)")
     say(f"data {data.name}: {data.n_docs:,} documents, {data.n_tokens:,} tokens, vocabulary "
         f"{data.vocab_size}" + ("" if data.vocab_size == cfg.vocab_size else
                                 f" of {cfg.vocab_size} ids, the rest are never used"))
-    say(f"{t.ranks.world} x {t.device.type} ({device}), {cfg.dtype}, "
+    say(f"{t.ranks.world} x {t.device.type} ({machine(t.device)['device']}), {cfg.dtype}, "
         f"{cfg.max_steps} steps of {cfg.total_batch_size:,} tokens, "
         f"{flops['document'] / 1e6:.2f} MFLOP per token (document convention)")
     for group in t.optimizer.param_groups:
@@ -385,16 +344,11 @@ def describe_run(t, cfg, name, argv, data, say):
         what = "block matrices" if group is t.optimizer.param_groups[0] else "embedding, gains, gates"
         say(f"{group['kind']}: {len(group['params'])} {what}, {n:,} parameters, rate "
             f"{group['initial_lr']:g}, decay {group['weight_decay']:g}")
-    return {"name": name, "config": asdict(cfg),
-            "model": asdict(t.model.cfg), "seed": cfg.seed, "params": total,
+    return {"name": name, "config": asdict(cfg), "model": asdict(t.model.cfg), "seed": cfg.seed,
             "seeds": "weights and data order both from seed, the same on every rank",
-            "params_non_embedding": inside, "flops_per_token": flops,
-            "command": shlex.join(["python", "train.py", *argv]), "commit": commit(),
-            "versions": {"python": platform.python_version(), "torch": torch.__version__,
-                         "numpy": np.__version__},
-            "device": device, "world_size": t.ranks.world, "threads": torch.get_num_threads(),
-            "dtype": cfg.dtype, "data": data.meta,
-            "started": datetime.now(timezone.utc).isoformat(timespec="seconds")}  # fmt: skip
+            "params": total, "params_non_embedding": inside, "flops_per_token": flops,
+            "command": shlex.join(["python", "train.py", *argv]), "dtype": cfg.dtype,
+            "world_size": t.ranks.world, "data": data.meta, **machine(t.device)}
 
 
 def main(argv, stop):
@@ -428,13 +382,12 @@ def main(argv, stop):
     t = Trainer(cfg, model_cfg, ranks, device, dtype)
     start = "branch" if cfg.branch else "resume" if cfg.resume else ""
     if start:
-        t.load_state(state)
+        checkpoint.restore(t, state)
         changed = state["changed"]
         del state  # its copy of the weights must not live beside the run
     if ranks.main:
         folder.mkdir(parents=True, exist_ok=True)
-        if not cfg.resume:
-            checkpoint.clear(folder)
+        checkpoint.clear(folder, everything=not cfg.resume)
     log = Log(folder, ranks.main, t.step if cfg.resume else None)
     about = describe_run(t, cfg, name, argv, data, log.say)
     if ranks.main and not (cfg.resume and (folder / "run.json").exists()):
@@ -444,6 +397,7 @@ def main(argv, stop):
         log.say(f"{start}: from step {t.step}" + "".join(f"; {c}" for c in changed))
         # Whichever file this came from, ckpt.pt is now the one that the log goes up to.
         t.save(folder, data_id, log)
+    stop.wait()
     t.wrap(log.say)
     batches = Batches(packing, cfg, ranks, device, data.n_tokens / data.n_docs)
     peak, began = peak_flops(device), time.perf_counter()
@@ -452,7 +406,6 @@ def main(argv, stop):
     def due(every):
         return every and t.step % every == 0
 
-    stop.wait()
     with (ThreadPoolExecutor(1) as ahead, tqdm(total=cfg.max_steps, initial=t.step, unit="step",
                                                disable=None if ranks.main else True) as bar):
         following = ahead.submit(batches.load, t.row)
@@ -477,15 +430,17 @@ def main(argv, stop):
                 break
             step = t.step
             line = t.update(batches, micro, n_scored)
-            if bad := line.pop("bad"):
+            bad = line.pop("bad")
+            if bad is not None:
+                what = f"the gradient of {bad}" if bad else "the loss or the norm of the gradient"
                 log.write("nonfinite", step, parameter=bad, train_loss=str(line["train_loss"]),
                           skipped=t.skipped)
                 if cfg.nonfinite == "stop":
                     t.save(folder, data_id, log)
                     raise checkpoint.NonFiniteError(
-                        f"step {step}: {bad} is not finite; stopped before the update, {folder}/"
+                        f"step {step}: {what} is not finite; stopped before the update, {folder}/"
                         f"ckpt.pt is of step {step}. A lower rate or --nonfinite=skip may help")
-                log.say(f"step {step}: {bad} is not finite, skipped ({t.skipped} so far)")
+                log.say(f"step {step}: {what} is not finite, skipped ({t.skipped} so far)")
             t.row += cfg.rows_per_step
             t.tokens += cfg.total_batch_size
             if device.type == "cuda":
@@ -495,7 +450,7 @@ def main(argv, stop):
             flops = rate * flops_per_token(t.model.cfg, pairs / cfg.total_batch_size)
             speeds.append(rate)
             bar.update()
-            if (due(cfg.log_every) or t.step == cfg.max_steps) and not bad:
+            if (due(cfg.log_every) or t.step == cfg.max_steps) and bad is None:
                 bar.set_postfix_str(f"loss {line['train_loss']:.4f}, {rate:,.0f} tok/s")
                 log.write("train", step, tokens=t.tokens, epoch=packing.epoch(t.row - 1), **line,
                           dt=dt, tok_per_sec=rate, flops_per_sec=flops,

@@ -5,10 +5,8 @@
 partner = "san_param"
 use_ffn = True
 n_layer = 20
-muon_lr = 0.04 * 8**0.5  # the study's locked base rates times sqrt(devices) and devices
-adam_lr = 3e-4 * 8
-muon_order = "orthogonalize_first"  # the order those rates belong to
+muon_lr = 0.04 * 8**0.5  # the study's locked base rate times sqrt(devices)
+muon_order = "orthogonalize_first"  # the order that rate belongs to
 
 dataset = "synth"
 vocab_size = 16384
-max_steps = 100000

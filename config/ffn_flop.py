@@ -1,14 +1,12 @@
-# FFN arm at equal training FLOPs (dense convention, not above): 9 blocks with SwiGLU. Partner: san_param.
+# FFN arm at equal training FLOPs (dense, not above): 9 blocks. Partner: san_param.
 # torchrun --standalone --nproc_per_node=8 train.py config/ffn_flop.py
 # Expect 43,788,946 parameters; the study: val loss 1.8059 at 105B tokens.
 
 partner = "san_param"
 use_ffn = True
 n_layer = 9
-muon_lr = 0.04 * 8**0.5  # the study's locked base rates times sqrt(devices) and devices
-adam_lr = 3e-4 * 8
-muon_order = "orthogonalize_first"  # the order those rates belong to
+muon_lr = 0.04 * 8**0.5  # the study's locked base rate times sqrt(devices)
+muon_order = "orthogonalize_first"  # the order that rate belongs to
 
 dataset = "synth"
 vocab_size = 16384
-max_steps = 100000

@@ -1,5 +1,6 @@
 """What the tests of the training loop share: a small corpus, a small run, runs of several ranks."""
 import contextlib
+import faulthandler
 import functools
 import json
 import os
@@ -7,11 +8,13 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 import time
 from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 import prepare
 import train
@@ -55,7 +58,9 @@ def _rank(env, arguments, out, hook):
     with open(out, "w") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
+    faulthandler.dump_traceback_later(45)  # says where a rank hangs
     torch.set_num_threads(1)
+    tqdm.set_lock(threading.RLock())  # its own one counts as leaked when the process is killed
     if hook:
         hook(int(env.get("RANK", 0)))
     sys.exit(train.run(arguments))

@@ -1,0 +1,16 @@
+# micro_san with queries and keys without their norm. Partner: micro_san.
+# python train.py config/micro_plain_qk.py
+# Expect 189,130 parameters; val loss in RESULTS.md (6.1M tokens).
+
+partner = "micro_san"
+qk_norm = False
+n_layer = 10
+
+n_embd, n_head, n_kv_head = 64, 4, 2
+block_size = 128
+total_batch_size = 4096
+max_steps = 1500
+eval_every = 250
+eval_tokens = 65536
+dtype = "float32"  # measured: at this width bfloat16 is slower on a CPU
+compile = False  # measured: starting to compile costs what it gains in a run this short

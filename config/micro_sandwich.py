@@ -1,0 +1,16 @@
+# micro_san with a norm on each sublayer's output, before the gate. Partner: micro_san.
+# python train.py config/micro_sandwich.py
+# Expect 190,090 parameters; val loss in RESULTS.md (6.1M tokens).
+
+partner = "micro_san"
+post_norm = True
+n_layer = 10
+
+n_embd, n_head, n_kv_head = 64, 4, 2
+block_size = 128
+total_batch_size = 4096
+max_steps = 1500
+eval_every = 250
+eval_tokens = 65536
+dtype = "float32"  # measured: at this width bfloat16 is slower on a CPU
+compile = False  # measured: starting to compile costs what it gains in a run this short

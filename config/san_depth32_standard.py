@@ -1,0 +1,14 @@
+# Depth ladder, plain residuals: 32 layers of width 400. Partner: san_depth32.
+# torchrun --standalone --nproc_per_node=8 train.py config/san_depth32_standard.py
+# Expect 21,929,360 parameters; the study: val loss 2.150 at 21B tokens.
+
+partner = "san_depth32"
+residual = "standard"
+n_embd, n_head, n_kv_head = 400, 10, 5
+n_layer = 32
+muon_lr = 0.02 * 8**0.5  # the study's locked base rate times sqrt(devices)
+muon_order = "orthogonalize_first"  # the order that rate belongs to
+
+dataset = "synth"
+vocab_size = 16384
+max_steps = 20000
