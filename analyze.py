@@ -33,7 +33,7 @@ from model import ModelConfig, flops_per_token, mean_context, num_params
 from report import report
 
 NOISE_FLOOR = 0.0015  # nats: two equal runs of the study, section 3
-WORK = {"cpu": 2e12, "cuda": 2e15}  # forward FLOPs a run's two held-out samples may cost by default
+WORK = {"cpu": 4e12, "cuda": 4e15}  # forward FLOPs a run's two held-out samples may cost by default
 MOST_TOKENS = 2**18  # of each sample; more only on request
 # Each arm has rates of its own, locked by its own sweep: they never make two runs another pair.
 RATES = {"muon_lr", "adam_lr", "muon_order"}
@@ -54,7 +54,7 @@ class Options:
     out: str = ""  # folder to write; empty: analysis/ in the first run's folder, or here
     data_dir: str = ""  # where corpora are kept; empty: as each run's config says
     noise_floor: float = 0.0  # nats; 0: from a zcrms/rms pair among the runs, or the study's
-    eval_tokens: int = 0  # held-out tokens of each sample; 0: what the machine does in about a minute
+    eval_tokens: int = 0  # held-out tokens of each sample; 0: what takes about a minute
     resamples: int = 10000  # of every bootstrap
     probes: int = 100  # items of each kind and distance; 0: none
 
@@ -101,7 +101,7 @@ class Run:
     def describe(self):
         """What needs no weights, as the run's entry in analysis.json."""
         total, inside = num_params(self.cfg)
-        evals = [e for e in self.events if e["event"] == "eval"]
+        evals = [e for e in self.events if e["event"] == "eval" and math.isfinite(e["val_loss"])]
         return {
             "name": self.name, "arm": "FFN" if self.cfg.use_ffn else "SAN", "seed": self.seed,
             "step": self.step, "tokens": self.tokens, "max_steps": self.config.get("max_steps"),
@@ -110,13 +110,19 @@ class Run:
             "params": total, "params_non_embedding": inside,
             "flops_per_token": {c: flops_per_token(self.cfg, mean_context(self.cfg, c))
                                 for c in ("dense", "causal")},
-            "curve": {"tokens": [e["tokens"] for e in evals], "loss": [e["val_loss"] for e in evals]},
+            "curve": {"tokens": [e["tokens"] for e in evals],
+                      "loss": [e["val_loss"] for e in evals]},
             "logged_loss": evals[-1]["val_loss"] if evals else None, "left_out": self.left_out,
         }  # fmt: skip
 
 
 # -----------------------------------------------------------------------------
 # Comparisons
+
+
+def changed(a, b):
+    """Keys whose values differ. An option that one program did not have yet is no difference."""
+    return {k for k in a.keys() & b.keys() if a[k] != b[k]}
 
 
 class Group:
@@ -129,21 +135,34 @@ class Group:
             re.sub(r"[_.-]*(s|seed)?_?\d*$", "", common) or runs[0].name)
 
     def differ(self, other):
-        # An option that one of the two programs did not have yet is no difference.
-        return {k for k in self.key.keys() & other.key.keys() if self.key[k] != other.key[k]} - RATES
+        return changed(self.key, other.key) - RATES
 
     def oddity(self):
         """How many switches are off the base, to find the pair that the others refer to."""
         return sum(self.key.get(k, v) != v for k, v in BASE.items())
 
 
+def group_seeds(runs):
+    """Runs that differ in the seed alone, together; groups have different names."""
+    groups, names = [], set()
+    for run in runs:
+        same = next((g for g in groups if not changed(g[0].key, run.key)), None)
+        if same:
+            same.append(run)
+        else:
+            groups.append([run])
+    groups = [Group(members) for members in groups]
+    for group in groups:
+        group.name = group.runs[0].name if group.name in names else group.name
+        names.add(group.name)
+    return groups
+
+
 def match(a, b):
     """What two arms are matched on, the axis with the ratio nearest to 1, and FFN / SAN of each."""
-    ratios = {
-        "depth": b.cfg.n_layer / a.cfg.n_layer,
-        "params": num_params(b.cfg)[0] / num_params(a.cfg)[0],
-        "flops": flops_per_token(b.cfg, b.cfg.block_size) / flops_per_token(a.cfg, a.cfg.block_size),
-    }
+    cost = [{"depth": cfg.n_layer, "params": num_params(cfg)[0],
+             "flops": flops_per_token(cfg, cfg.block_size)} for cfg in (a.cfg, b.cfg)]
+    ratios = {axis: cost[1][axis] / cost[0][axis] for axis in cost[0]}
     axis = min(ratios, key=lambda k: abs(math.log(ratios[k])))
     return axis if abs(math.log(ratios[axis])) < 0.15 else "none", ratios
 
@@ -190,7 +209,8 @@ def noise_floor(given, contrasts):
     controls = [c for c in contrasts if c["what"] == "norm=rms" and c.get("delta")]
     if controls:
         names = ", ".join(f"{c['a']} / {c['b']}" for c in controls)
-        return float(np.mean([abs(c["delta"]) for c in controls])), f"measured: rms / zcrms, {names}"
+        size = float(np.mean([abs(c["delta"]) for c in controls]))
+        return size, f"measured: rms / zcrms, {names}"
     return NOISE_FLOOR, "the study's, theirs; give a norm=rms twin of a run to measure your own"
 
 
@@ -219,6 +239,8 @@ def open_corpora(runs, options, device):
         try:
             folder = Path(options.data_dir or members[0].config.get("data_dir", "data")) / key[0]
             data = dataset.Dataset(folder)
+            if data.vocab_size > min(r.cfg.vocab_size for r in members):
+                raise dataset.DataError(f"{folder} has more token ids than the model")
             if key[1] and data.meta["files"]["tokens.bin"]["sha256"] != key[1]:
                 raise dataset.DataError(f"{folder} is not the corpus this run was trained on")
             work = min(3 * WORK[device] / flops_per_token(r.cfg, mean_context(r.cfg, "document"))
@@ -281,10 +303,7 @@ def contrast(comparison, corpora):
 
 def analyse(runs, options):
     """The whole analysis as one dict, from which tables and pictures are made."""
-    groups = {}
-    for run in runs:
-        groups.setdefault(json.dumps(run.key, sort_keys=True), []).append(run)
-    groups = [Group(members) for members in groups.values()]
+    groups = group_seeds(runs)
     found = comparisons(groups)  # before the slow part: it may refuse
     device = "cuda" if torch.cuda.is_available() else "cpu"
     records, corpora = measure_all(runs, options, device)
@@ -295,7 +314,7 @@ def analyse(runs, options):
             c["verdict"], c["reason"] = verdict(c, floor)
     family, base = families(found)
     held = [{"dataset": c.held.data.name, "documents": len(c.held.ids), "too_long": c.held.too_long,
-             "tokens": int(c.held.n.sum()), "rows": len(c.held.rows.tokens),
+             "tokens": int(c.held.n.sum()) if c.nll else 0, "rows": len(c.held.rows.tokens),
              "block_size": c.held.rows.tokens.shape[1] - 1} for c in corpora.values()]
     return {"format": 1, "runs": records, "contrasts": contrasts, "families": family, "base": base,
             "groups": [{"name": g.name, "runs": [r.name for r in g.runs]} for g in groups],
@@ -316,7 +335,8 @@ def rounded(value):
 
 def out_folder(options, run):
     """The folder to write, made: as asked, else in the run's folder, else here."""
-    for folder in [Path(options.out)] if options.out else [run.folder / "analysis", Path("analysis")]:
+    asked = [Path(options.out)] if options.out else []
+    for folder in asked or [run.folder / "analysis", Path("analysis")]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             prepare.write_whole(folder / "report.md", b"")
@@ -346,7 +366,7 @@ def main(argv):
     text = report(analysis, pictures)
     prepare.write_whole(folder / "report.md", text.encode())
     print(report(analysis, {}, brief=len(runs) > 2))
-    print(f"{folder}/report.md: all tables and {len(pictures)} pictures; analysis.json: the numbers")
+    print(f"{folder}/report.md: all tables, {len(pictures)} pictures; analysis.json: the numbers")
 
 
 if __name__ == "__main__":

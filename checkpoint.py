@@ -194,7 +194,7 @@ def newest(folder, say=print):
 
 
 def build_model(state, device="cpu"):
-    """The Transformer of a checkpoint, in eval mode. Raises CheckpointError listing what differs."""
+    """The Transformer of a checkpoint, in eval mode. Raises CheckpointError: what differs."""
     model = Transformer(ModelConfig(**state["model_config"]))
     load_weights(model, state)
     return model.to(device).eval()
@@ -251,8 +251,9 @@ def start_state(cfg, folder, data_id, say=print):
         raise CheckpointError(f"the checkpoint is at step {state['step']}, after max_steps "
                               f"{cfg.max_steps}")
     if keys & {"max_steps", "decay_steps"} and state["step"] > cfg.max_steps - cfg.decay_steps:
-        raise CheckpointError(f"{cfg.decay_steps} decay_steps before max_steps {cfg.max_steps} begin "
-                              f"before the checkpoint's step {state['step']}: the rate would jump")
+        raise CheckpointError(f"{cfg.decay_steps} decay_steps before max_steps {cfg.max_steps} "
+                              f"begin before the checkpoint's step {state['step']}: the rate would "
+                              f"jump")
     if keys & {"corpus", "seed", "max_docs"}:
         state["row"] = 0
         say("branch: other rows than the checkpoint's run, read from their beginning")

@@ -2,8 +2,8 @@
 
     config, name = load(TrainConfig, ["config/san_param.py", "--seed=43", "--muon_lr=0.03"])
 
-A config file is Python assignments (`n_layer = 4`, `muon_lr = 0.04 * 8**0.5`); names that start with
-an underscore and imported modules are scratch. `--help` prints every option with its comment.
+A config file is Python assignments (`n_layer = 4`, `muon_lr = 0.04 * 8**0.5`); names that start
+with an underscore and imported modules are scratch. `--help` prints every option with its comment.
 """
 
 import dataclasses
@@ -32,7 +32,8 @@ def load(cls, argv):
     values, name = {}, ""
     flags = [a for a in argv if a.startswith("-")]
     if {"-h", "--help"} & set(flags):
-        raise SystemExit(describe(cls))
+        print(describe(cls))
+        raise SystemExit(0)
     for file in (a for a in argv if not a.startswith("-")):
         for key, value in _read(file).items():
             values[key] = _convert(key, value, types, file)
@@ -102,7 +103,7 @@ def describe(cls):
         if match := pattern.match(line):
             key, kind, default, comment, heading = match.groups()
             lines.append(f"\n{heading}" if heading else
-                         f"  --{key + '=' + default.split('#')[0].strip():32} {kind:6}{comment or ''}")
+                         f"  --{f'{key}={default.strip()}':32} {kind:6}{comment or ''}")
     return "\n".join(lines)
 
 

@@ -56,7 +56,7 @@ def label_ends(ax, ends, gap=0.055):
     low, high = ax.get_ylim()
     at = -math.inf
     for y, text, colour in sorted(ends):
-        at = max(y, at + gap * (high - low))
+        at = max(min(y, high), at + gap * (high - low))
         ax.text(1.01, at, text, transform=ax.get_yaxis_transform(), color=colour, va="center",
                 fontsize=9)
 
@@ -83,7 +83,7 @@ def draw_curves(a):
     axes[0, 0].set_yscale("log")
     axes[0, 0].yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
     axes[0, 0].yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-    axes[0, 0].set_yticks([t for t in (0.5, 1, 2, 3, 5, 7, 10) if min(late or [1]) / 1.2 < t < 11])
+    axes[0, 0].set_yticks([t for t in (0.5, 1, 2, 3, 5, 7, 10) if min(late or [1]) / 1.2 < t < 8])
     axes[0, 0].set(xlabel="training tokens, millions", ylabel="held-out loss, nats per token",
                    title="All of training, log scale")
     low, high = min(late or [e[0] for e in ends]), max(late or [e[0] for e in ends])
@@ -125,8 +125,8 @@ def draw_spectra(a):
         ax.set_ylim(0, 1.05 * ax.get_ylim()[1])  # once all are drawn: rows share their scale
     figure.supxlabel("training done, %", color=GREY, fontsize=10)
     head(figure, "How the spectra move: " + first_to_settle(runs[0], kinds), runs, look)
-    return figure, ("Singular values of the block matrices at the milestones: mean over layers, band "
-                    "one standard deviation.")
+    return figure, ("Singular values of the block matrices at the milestones: mean over layers, "
+                    "band one standard deviation.")
 
 
 def first_to_settle(record, kinds):
@@ -207,7 +207,7 @@ def draw_rank(a):
     ax.set_ylim(0, 1.12 * max(r["rank"]["width"] for r in runs))
     ax.set(xlabel="depth, % of layers (0: embedding)", ylabel="effective rank",
            title="Lowest effective rank: " + ", ".join(
-               f"{r['rank']['lowest']:.0f} of {r['rank']['width']} in {r['name']}" for r in runs))
+               f"{r['rank']['lowest']:.0f} ({r['name']})" for r in runs))
     ax.legend(frameon=False, loc="lower right")
     return figure, "Effective rank of the centred stream after each block, on held-out rows."
 
@@ -218,7 +218,8 @@ def draw_decomposition(a):
         return None
     single = len({c["exercise"] for c in runs[0]["decomposition"]}) == 2  # "all" and one label
     names = [(c["region"], c["exercise"]) for c in runs[0]["decomposition"]
-             if c["loss_share"] > 0.003 and (c["region"] != "all" or single) and c["exercise"] != "all"]
+             if c["loss_share"] > 0.003 and c["exercise"] != "all"
+             and (c["region"] != "all" or single)]
     figure, axes = canvas(1, 1, 8, 1.6 + 0.33 * len(names))
     ax, thick = axes[0, 0], 0.8 / len(runs)
     for i, r in enumerate(runs):
@@ -264,8 +265,9 @@ def forest(ax, rows, floor):
 
 
 def side_note(ax, left, right):
-    for x, align, text in ((0, "left", f"← {left}"), (1, "right", f"{right} →")):
-        ax.text(x, 1.005, text, transform=ax.transAxes, ha=align, va="bottom", color=GREY, fontsize=9)
+    for x, align, text in ((0, "left", f"\u2190 {left}"), (1, "right", f"{right} \u2192")):
+        ax.text(x, 1.005, text, transform=ax.transAxes, ha=align, va="bottom", color=GREY,
+                fontsize=9)
 
 
 def draw_regions(a):
@@ -284,23 +286,23 @@ def draw_regions(a):
         for x in cells:
             theirs = [(k, v[x["region"]]) for k, v in STUDY["regions"].items()
                       if x["exercise"] == "all" and x["region"] in v and pair]
-            label = {("all", "all"): "everything"}.get(
-                (x["region"], x["exercise"]), f"{x['exercise']}, {x['region']}".replace("all, ", ""))
+            label = ", ".join(x[k] for k in ("exercise", "region") if x[k] != "all") or "everything"
             clear = x["ci"][0] > 0 or x["ci"][1] < 0
-            rows.append((label.replace(", all", ""), x["delta"], x["ci"],
+            rows.append((label, x["delta"], x["ci"],
                          tints[x["delta"] > 0] if clear else GREY, theirs))
         forest(ax, rows, a["noise_floor"]["value"])
         side_note(ax, f"{names[0]} better", f"{names[1]} better")
         ax.set_xlabel("difference, nats per token" +
                       (f"\nat {c['tokens'] / 1e6:.1f}M training tokens" if len(found) > 1 else ""))
         if pair:
-            ax.set_xlabel(ax.get_xlabel() + "\nhollow: the study's, 31B (diamond) and 105B (square)")
+            ax.set_xlabel(ax.get_xlabel() +
+                          "\nhollow: the study's, 31B (diamond) and 105B (square)")
         for tick, x in zip(ax.get_yticklabels(), cells):
             tick.set_fontweight("bold" if x["exercise"] == "all" else "normal")
     last = found[-1]
     part = [x for x in last["cells"] if x["region"] != "all" and x["exercise"] != "all"]
     top = max(part, key=lambda x: abs(x["weighted"]))
-    figure.suptitle(f"{last['a']} − {last['b']}: {top['exercise']}, {top['region']} "
+    figure.suptitle(f"{last['a']} - {last['b']}: {top['exercise']}, {top['region']} "
                     f"weighs most ({top['weighted']:+.3f} of {last['delta']:+.3f})",
                     x=0.01, ha="left", fontsize=11, fontweight="bold")
     return figure, ("Difference by region and exercise, 95 % paired bootstrap over documents; grey "
@@ -317,16 +319,18 @@ def draw_contrasts(a):
         theirs = study_difference(a, c)
         reach = 1.5 * max(abs(v) for x in found for v in x["ci"])
         colour = {True: COLOUR["FFN"], False: COLOUR["SAN"]}[c["delta"] > 0] if pair else GREY
-        rows.append((f"{c['a']} − {c['b']}\n" + (AXES[c["what"]] if pair else c["what"]), c["delta"],
-                     c["ci"], colour, [("", theirs)] if theirs and abs(theirs) < reach else []))
+        what = AXES[c["what"]] if pair else c["what"]
+        rows.append((f"{c['a']} - {c['b']}\n{what}", c["delta"], c["ci"], colour,
+                     [("", theirs)] if theirs and abs(theirs) < reach else []))
     figure, axes = canvas(1, 1, 8, 1.5 + 0.5 * len(rows))
     forest(axes[0, 0], rows, a["noise_floor"]["value"])
     side_note(axes[0, 0], "first better", "second better")
     axes[0, 0].set_xlabel("difference, nats per token (hollow: the study's, where it fits)")
     top = max(found, key=lambda c: abs(c["delta"]))
-    figure.suptitle(f"Largest difference: {top['a']} − {top['b']}, {top['delta']:+.3f} nats",
+    figure.suptitle(f"Largest difference: {top['a']} - {top['b']}, {top['delta']:+.3f} nats",
                     x=0.01, ha="left", fontsize=11, fontweight="bold")
-    return figure, "All contrasts: 95 % paired bootstrap over documents; grey: twice the noise floor."
+    return figure, ("All contrasts: 95 % paired bootstrap over documents; grey band: twice the "
+                    "noise floor.")
 
 
 def draw_probes(a):
@@ -338,7 +342,7 @@ def draw_probes(a):
     figure, axes = canvas(1, 2 + both, 8 + 3 * both, 3.9)
     look = styles(runs)
     for ax, key, text in ((axes[0, 0], "exact", "right among four"),
-                          (axes[0, 1], "loss", "−log p of the value, nats")):
+                          (axes[0, 1], "loss", "-log p of the value, nats")):
         for r in runs:
             rows, (colour, dash) = r["probes"]["retrieval"], look[r["name"]]
             x = [p["tokens"] for p in rows]
@@ -364,7 +368,7 @@ def draw_probes(a):
         ax.set_ylim(1.6, -0.6)
         ax.set(xlabel="log-odds, passage over weights, nats")
         side_note(ax, "from weights", "from passage")
-    near = ", ".join(f"{r['name']} {r['probes']['retrieval'][0]['exact']['mean']:.0%} → "
+    near = ", ".join(f"{r['name']} {r['probes']['retrieval'][0]['exact']['mean']:.0%} \u2192 "
                      f"{r['probes']['retrieval'][-1]['exact']['mean']:.0%}" for r in runs)
     head(figure, f"Retrieval from nearest to farthest: {near}", runs, look)
     return figure, "Probes with known answers, 95 % bootstrap over items."
@@ -384,10 +388,10 @@ def draw_families(a):
     for (facet, ours), pair in zip(rows, axes):
         draw_family(pair[0], facet, ours, True)
         draw_family(pair[1], facet, STUDY[facet], False)
-        pair[0].set_title(f"{FACETS[facet]}: SAN − FFN {ours[0][-1]:+.3f} to {ours[-1][-1]:+.3f}")
+        pair[0].set_title(f"{FACETS[facet]}: SAN - FFN {ours[0][-1]:+.3f} to {ours[-1][-1]:+.3f}")
         pair[1].set_title("The study's own", color=GREY)
         pair[0].legend(frameon=False, fontsize=9)
-    return figure, "Parameter-matched pairs along what varies; numbers: SAN − FFN. Right: theirs."
+    return figure, "Parameter-matched pairs along what varies; numbers: SAN - FFN. Right: theirs."
 
 
 def draw_family(ax, facet, points, filled):
@@ -403,7 +407,7 @@ def draw_family(ax, facet, points, filled):
                     textcoords="offset points", color=GREY, fontsize=9)
     ax.margins(0.15)
     ax.set(xlabel=UNITS[facet], ylabel="held-out loss, nats per token" if lines[0][0] else
-           "SAN − FFN, nats per token")
+           "SAN - FFN, nats per token")
     if facet == "size":
         ax.set_xscale("log")
         ax.minorticks_off()
@@ -426,7 +430,7 @@ def draw_depth(a):
         ax.set(xlabel="attention layers", ylabel="held-out loss, nats per token", title=title)
         ax.legend(frameon=False)
         ax.margins(0.15)
-    return figure, "Attention-only models of like size, by depth and residual; right: the study's own."
+    return figure, "Attention-only models of like size, by depth; right: the study's own."
 
 
 SECTIONS = {"curves": draw_curves, "contrasts": draw_contrasts, "regions": draw_regions,

@@ -26,16 +26,18 @@ STUDY = {
                 "105B": {"all": -0.0025, "query": 0.038, "trace": -0.004, "answer": -0.007}},
     "shares": {"query": 0.058, "trace": 0.572, "answer": 0.359},
     "size": [("tiny", 1970186, 2.7219, 2.7664, -0.0445), ("small", 6200718, 2.3771, 2.3697, 0.0074),
-             ("base", 15741972, 2.1159, 2.0963, 0.0196), ("large", 31969434, 1.9275, 1.9059, 0.0216),
-             ("xl", 56652576, 1.7849, 1.7647, 0.0202)],
+             ("base", 15741972, 2.1159, 2.0963, 0.0196),
+             ("large", 31969434, 1.9275, 1.9059, 0.0216), ("xl", 56652576, 1.7849, 1.7647, 0.0202)],
     "tokens": [("5B", 5e9, None, None, 0.046), ("30B", 30e9, None, None, 0.019),
                ("105B", 105e9, 2.0685, 2.0650, 0.0055)],
-    "optimizer": [("muon", "muon", 2.1126, 2.0933, 0.0193), ("adamw", "adamw", 2.1103, 2.0950, 0.0153)],
+    "optimizer": [("muon", "muon", 2.1126, 2.0933, 0.0193),
+                  ("adamw", "adamw", 2.1103, 2.0950, 0.0153)],
     "max_docs": [("2M", 2e6, 2.1193, 2.0975, 0.0218), ("8M", 8e6, 2.1117, 2.1018, 0.0099),
                  ("32M", 32e6, 2.1095, 2.0926, 0.0169), ("78M", 78e6, 2.1126, 2.0933, 0.0193)],
     "dataset": [("SYNTH", "synth", 2.1159, 2.0963, 0.0196),
                 ("fineweb-edu", "fineweb-edu", 3.0131, 2.9733, 0.0398)],
-    "depth": {"gated": {8: 2.168, 32: 2.153, 48: 2.175}, "standard": {8: 2.164, 32: 2.150, 48: 2.177}},
+    "depth": {"gated": {8: 2.168, 32: 2.153, 48: 2.175},
+              "standard": {8: 2.164, 32: 2.150, 48: 2.177}},
     "spectra": {"at init": {"q": 129, "k": 89, "v": 89, "o": 130},
                 "SAN, Muon, 75 %": {"q": 72, "k": 53, "v": 70, "o": 86},
                 "SAN, AdamW, 75 %": {"q": 29, "k": 30, "v": 68, "o": 30}},
@@ -61,7 +63,8 @@ def number(value, digits=4, sign=""):
 
 def loss_of(record):
     """A run's loss: on whole documents, or as training logged it."""
-    return record["decomposition"][0]["loss"] if "decomposition" in record else record["logged_loss"]
+    parts = record.get("decomposition")
+    return parts[0]["loss"] if parts else record["logged_loss"]
 
 
 def side_loss(analysis, group):
@@ -100,8 +103,9 @@ def family(analysis, facet):
 
 def study_difference(analysis, contrast):
     """The study's figure for a contrast, if ours is what theirs is: of the base pair's SAN."""
-    s = contrast["settings"]
-    base = analysis["contrasts"][analysis["base"]]["settings"] if analysis["base"] is not None else s
+    s, base = contrast["settings"], contrast["settings"]
+    if analysis["base"] is not None:
+        base = analysis["contrasts"][analysis["base"]]["settings"]
     keys = ["use_ffn", "tokens", "dataset", "n_embd", "n_layer", "residual", "norm", "qk_norm",
             "post_norm", "optimizer", "max_docs"]
     if contrast["kind"] == "variant":
@@ -140,8 +144,8 @@ def depth_ladder(analysis):
         key = tuple(r[k] for k in alike), tuple(r["settings"][k] for k in rest)
         families.setdefault(key, []).append(r)
     for members in families.values():
-        sizes = [r["params_non_embedding"] for r in members]
-        near = [r for r in members if 0.85 < r["params_non_embedding"] / statistics.median(sizes) < 1.18]
+        middle = statistics.median(r["params_non_embedding"] for r in members)
+        near = [r for r in members if 0.85 < r["params_non_embedding"] / middle < 1.18]
         if len({r["settings"]["n_layer"] for r in near}) > 1:
             out = {}
             for r in sorted(near, key=lambda r: r["settings"]["n_layer"]):
@@ -158,7 +162,7 @@ def depth_ladder(analysis):
 def table(header, rows):
     """A markdown table with aligned columns; numbers to the right."""
     rows = [["" if c is None else str(c) for c in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    widths = [max(2, *map(len, column)) for column in zip(header, *rows)]
     right = [all(re.fullmatch(r"[-+\d.,%]*", r[i]) for r in rows) for i in range(len(header))]
     line = ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right)]
     return "\n".join("| " + " | ".join(c.rjust(w) if r else c.ljust(w)
@@ -181,6 +185,8 @@ def run_tables(a):
 
 def contrast_table(a):
     rows = []
+    if not a["contrasts"]:
+        return ""
     for c in a["contrasts"]:
         losses = [side_loss(a, c[s]) for s in "ab"]
         delta = c.get("delta", None if None in losses else losses[0] - losses[1])
@@ -216,13 +222,14 @@ def region_tables(a):
         regions = [x for x in c["cells"] if x["exercise"] == "all"]
         theirs = STUDY["regions"]
         text.append(f"{c['a']} - {c['b']} at {c['tokens'] / 1e6:.1f}M tokens:\n\n" + table(
-            ["region", "share", "a - b", "95 %", "share x (a - b)", *(f"study at {k}" for k in theirs)],
+            ["region", "share", "a - b", "95 %", "share x (a - b)",
+             *(f"study at {k}" for k in theirs)],
             [[x["region"], f"{x['share']:.1%}", number(x["delta"], sign="+"), spread(x["ci"]),
               number(x["weighted"], 5, "+"),
               *(number(v.get(x["region"]), sign="+") for v in theirs.values())] for x in regions]))
         total = sum(x["weighted"] for x in regions[1:])
-        text[-1] += (f"\n\nShares times differences sum to {total:+.6f}; the difference of the totals "
-                     f"is {c['delta']:+.6f}.")
+        text[-1] += (f"\n\nShares times differences sum to {total:+.6f}; the difference of the "
+                     f"totals is {c['delta']:+.6f}.")
         exercises = list(dict.fromkeys(x["exercise"] for x in c["cells"]))
         cell = {(x["exercise"], x["region"]): f"{x['delta']:+.4f} {spread(x['ci'])}"
                 for x in c["cells"]}
@@ -274,18 +281,22 @@ def probe_tables(a):
     for r in a["runs"]:
         p = r.get("probes", {})
         near += [[r["name"], q["distance"], f"{q['tokens']:.0f}", f"{q['exact']['mean']:.2f}",
-                  spread(q["exact"]["ci"], 2), f"{q['loss']['mean']:.3f}", spread(q["loss"]["ci"], 3)]
-                 for q in p.get("retrieval", [])]
+                  spread(q["exact"]["ci"], 2), f"{q['loss']['mean']:.3f}",
+                  spread(q["loss"]["ci"], 3)] for q in p.get("retrieval", [])]
         if c := p.get("conflict"):
             conflict += [[r["name"], text, f"{c['passage_' + k]['mean']:.2f}",
                           f"{c['world_' + k]['mean']:.2f}", f"{c['log_odds_' + k]['mean']:+.3f}",
                           spread(c["log_odds_" + k]["ci"], 3)]
-                         for k, text in (("with", "passage contradicts"), ("without", "question alone"))]
+                         for k, text in (("with", "passage contradicts"),
+                                         ("without", "question alone"))]
     if not near:
         return ""
-    return table(["retrieval", "sentences", "tokens", "right of 4", "95 %", "-log p", "95 %"], near) \
-        + "\n\n" + table(["conflict", "asked", "from passage", "from weights", "log-odds", "95 %"],
-                         conflict)
+    text = [table(["retrieval", "sentences", "tokens", "right of 4", "95 %", "-log p", "95 %"],
+                  near)]
+    if conflict:
+        text.append(table(["conflict", "asked", "from passage", "from weights", "log-odds", "95 %"],
+                          conflict))
+    return "\n\n".join(text)
 
 
 def spectra_table(a):
@@ -294,20 +305,23 @@ def spectra_table(a):
         steps = r["spectra"] if r in featured(a) else r["spectra"][-1:]
         for m in steps:
             rows += [[r["name"], m["step"], kind,
-                      *(f"{statistics.fmean(v[k]):.{d}f} ± {statistics.pstdev(v[k]):.{d}f}" for k, d in
-                        (("stable_rank", 1), ("effective_rank", 1), ("top", 3)))]
+                      *(f"{statistics.fmean(v[k]):.{d}f} +- {statistics.pstdev(v[k]):.{d}f}"
+                        for k, d in (("stable_rank", 1), ("effective_rank", 1), ("top", 3)))]
                      for kind, v in m["matrices"].items()]
     theirs = "; ".join(f"{k}: " + ", ".join(f"{m} {v}" for m, v in row.items())
                        for k, row in STUDY["spectra"].items())
-    return table(["run", "step", "matrix", "stable rank", "effective rank", "largest singular value"],
-                 rows) + f"\n\nMean ± std over layers. The study's stable ranks, theirs, at d 512: {theirs}."
+    return table(["run", "step", "matrix", "stable rank", "effective rank", "top value"], rows) + (
+        f"\n\nMean +- std over layers. The study's stable ranks, theirs, at d 512: {theirs}.")
 
 
 def rank_table(a):
     rows = [[r["name"], f"{r['rank']['lowest']:.1f}", r["rank"]["width"], r["rank"]["lowest_layer"],
              " ".join(f"{v:.0f}" for v in r["rank"]["by_layer"])] for r in a["runs"] if "rank" in r]
-    return table(["run", "lowest", "of", "at layer", "from the embedding to the last layer"],
-                 rows) + "\n\nThe study's, theirs: never below 173 of 512 at 20 layers." if rows else ""
+    if not rows:
+        return ""
+    header = ["run", "lowest", "of", "at layer", "from the embedding to the last layer"]
+    return table(header, rows) + (
+        "\n\nThe study's, theirs: never below 173 of 512 at 20 layers.")
 
 
 def gate_table(a):
@@ -321,7 +335,7 @@ def report(a, pictures, brief=False):
     of the whole set only, without those of single runs."""
     text = ["# " + ", ".join(g["name"] for g in a["groups"])]
     for h in a["held_out"]:
-        text.append(f"{h['dataset']}: {h['rows']:,} held-out rows of {h['block_size']}, and "
+        text.append(f"{h['dataset']}: {h['rows']:,} held-out rows of {h['block_size']} tokens, and "
                     f"{h['documents']:,} whole documents of {h['tokens']:,} scored tokens "
                     f"({h['too_long']:,} longer than a row left out).")
     text.append(f"Differences are SAN minus FFN or a minus b, nats per token; intervals 95 %, "
@@ -338,7 +352,7 @@ def report(a, pictures, brief=False):
                 ("probes", "Probes", probe_tables), ("spectra", "Spectra", spectra_table),
                 ("gates", "Gates", gate_table), ("rank", "Rank of the stream", rank_table))
     for key, title, function in sections[: 7 if brief else None]:
-        body = function(a) if function and (function is not contrast_table or a["contrasts"]) else ""
+        body = function(a) if function else ""
         picture = [f"![{pictures[key][1]}]({pictures[key][0]})", pictures[key][1]] \
             if key in pictures else []
         if body or picture:

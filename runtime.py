@@ -90,7 +90,8 @@ class Stop:
 
     def __init__(self):
         self.waiting, self.seen = False, False
-        self.before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
 
     def _on_signal(self, number, frame):
         self.seen = True
@@ -103,20 +104,11 @@ class Stop:
         if hasattr(signal, "pthread_sigmask"):
             # Blocked, and looked at: child processes inherit that, so that Ctrl-C, which goes to
             # all of them, does not break a C++ compiler off and the step with it.
-            self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
     def __bool__(self):
         pending = signal.sigpending() if hasattr(signal, "sigpending") else set()
         return self.seen or bool(pending & SIGNALS)
-
-    def restore(self):
-        """The caller's handlers again; signals that came meanwhile have been dealt with."""
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        if hasattr(self, "mask"):
-            signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
 
 
 class Log:

@@ -4,11 +4,11 @@
     python sweep.py config/ffn_adamw.py --param=adam_lr --steps=4800 --nproc=8
     rate=$(python sweep.py config/micro_san.py --steps=400 --print_lock)  # the lock, for scripts
 
-A cell is a run of train.py in out/sweep/<config>/<param>_<value>/. The ledger beside it, <param>.json,
-is written after every cell: the same command repeats no finished cell and resumes an interrupted one.
+A cell is a run of train.py in out/sweep/<config>/<param>_<value>/. The ledger, <param>.json beside
+it, is written after each: the same command repeats no finished cell and resumes an interrupted one.
 While the best is at an edge, the next value is twice or half of it; a diverged cell is the worst.
-Exit codes: 0 done, 1 --print_lock without an interior best, 2 a mistake or a failed cell, 75 stopped
-by a signal. Source: arXiv:2607.18363, section 2.
+Exit codes: 0 done, 1 --print_lock and no interior best, 2 a mistake or a failed cell, 75 stopped by
+a signal. Source: arXiv:2607.18363, section 2.
 """
 import contextlib
 import json
@@ -144,12 +144,12 @@ class Sweep:
 
     def table(self):
         """The study's form: a column a factor, the best in bold, the lock last."""
-        best, _, interior = self.best()
-        cells = [f"**{shown(c['loss'])}**" if c["value"] == best else shown(c["loss"])
-                 for c in self.cells.values()]
-        factors = [f"{c['value'] / self.base:.3g}x" for c in self.cells.values()]
-        rows = [[f"{self.name} {self.param}", *factors, "lock"], ["---"] * (len(cells) + 2),
-                [f"{self.settings['max_steps']} steps", *cells, f"{best:g}" if interior else "none"]]
+        (best, at, interior), cells = self.best(), self.cells.values()
+        losses = [shown(c["loss"]) for c in cells]
+        losses[at] = f"**{losses[at]}**"
+        head = [f"{self.name} {self.param}", *(f"{c['value'] / self.base:.3g}x" for c in cells)]
+        steps, lock = f"{self.settings['max_steps']} steps", f"{best:g}" if interior else "none"
+        rows = [*head, "lock"], ["---"] * (len(head) + 1), [steps, *losses, lock]
         return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 

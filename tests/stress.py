@@ -2,8 +2,8 @@
 
     python tests/stress.py --kills=50 [--seed=0]
 
-Ends with exit code 0 if the weights, every optimizer slot and the log of every step are the bits of
-a run that nothing disturbed. Prints the kills, how many fell into a save, and the work that each one cost.
+Ends with exit code 0 if the weights, every optimizer slot and the log of every step are the bits
+of a run that nothing disturbed. Prints the kills, those inside a save, and what each one cost.
 """
 import random
 import signal
@@ -19,7 +19,7 @@ import checkpoint
 
 # Saves every few steps, so that many kills fall into one; slowed down, so that more do.
 OPTIONS = dict(save_every=3, eval_every=10, max_docs=0, keep_last=2)
-SHARES = (0.4, 0.4, 0.2)  # of the kills: in a save, in steps, anywhere from the start of the process
+SHARES = (0.4, 0.4, 0.2)  # of the kills: in a save, in steps, from the start of the process on
 
 
 def slow_saves(rank):

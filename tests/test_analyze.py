@@ -39,7 +39,8 @@ def altered(folder, to, change):
 
 
 def analyse(*paths, out, **options):
-    analyze.main([*map(str, paths), f"--out={out}", *QUICK, *(f"--{k}={v}" for k, v in options.items())])
+    flags = [f"--out={out}", *QUICK, *(f"--{k}={v}" for k, v in options.items())]
+    analyze.main([*map(str, paths), *flags])
     return json.loads((out / "analysis.json").read_text())
 
 
@@ -57,7 +58,8 @@ def test_what_is_given_is_recognised():
     found = analyze.comparisons([base, *arms.values(), *odd])
     seen = {(c["kind"], c["what"], c["a"].name, c["b"].name) for c in found}
     assert seen == {("pair", "params", "san_param", "ffn4"), ("pair", "flops", "san_param", "ffn9"),
-                    ("pair", "depth", "san_param", "ffn20"), ("variant", "norm=rms", "rms", "san_param"),
+                    ("pair", "depth", "san_param", "ffn20"),
+                    ("variant", "norm=rms", "rms", "san_param"),
                     ("variant", "optimizer=adamw", "adamw", "san_param"),
                     ("pair", "params", "half", "half_ffn")}
     family, first = analyze.families(found)
@@ -118,7 +120,8 @@ def test_damaged_and_odd_checkpoints(runs, tmp_path, monkeypatch):
     a = analyse(altered(runs["san"], tmp_path / "b", with_nan), out=tmp_path / "bo")["runs"][0]
     assert any("c_v" in line for line in a["left_out"]) and "held_out" not in a
     assert a["spectra"][0]["matrices"]["v"]["layer"] == [0, 2, 3, 4]
-    h = analyse(altered(runs["san"], tmp_path / "c", uniform), out=tmp_path / "co")["runs"][0]["held_out"]
+    a = analyse(altered(runs["san"], tmp_path / "c", uniform), out=tmp_path / "co")["runs"][0]
+    h = a["held_out"]
     assert h["bits_per_byte"] == pytest.approx(math.log2(320) * h["tokens"] / h["bytes"])
     data = dataset.Dataset(tiny.corpora() / "tiny")
     rows, docs = dataset.Packing(data, data.split("val"), 64, None).read(range(h["rows"]))
@@ -143,10 +146,12 @@ def test_damaged_and_odd_checkpoints(runs, tmp_path, monkeypatch):
 def test_mistakes_end_in_one_line(runs, tmp_path):
     (tmp_path / "no.pt").write_text("nothing")
     shutil.copytree(runs["san"], tmp_path / "san")
-    for args, text in ((["none.pt"], "no checkpoint"), ([], "at least one"), (["x.pt", "--noise_flor=1"], "did you mean noise_floor"),
+    for args, text in ((["none.pt"], "no checkpoint"), ([], "at least one"),
+                       (["x.pt", "--noise_flor=1"], "did you mean noise_floor"),
                        ([str(tmp_path / "no.pt")], "not a complete checkpoint"),
                        ([str(runs["san"]), str(tmp_path / "san")], "given twice")):
         with pytest.raises(UserError, match=text):
             analyze.main(args)
-    done = subprocess.run([sys.executable, "analyze.py", "none.pt"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "analyze.py", "none.pt"], cwd=ROOT, text=True,
+                          capture_output=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout

@@ -178,3 +178,15 @@ def test_scripts_state_tokens_and_hours(script):
         hours += float(stated)
     total = float(re.search(r"about ([\d,]+) GPU hours", text)[1].replace(",", ""))
     assert abs(hours / total - 1) < 0.01
+
+
+def test_predictions_name_runs_that_exist():
+    toml = pytest.importorskip("tomllib")
+    found = toml.loads((ROOT / "predictions.toml").read_text())["prediction"]
+    assert len({p["id"] for p in found}) == len(found) and sum("history" in p for p in found) == 9
+    for p in (p for p in found if "history" not in p):
+        assert p["statement"] and p["reason"] and p.get("low", -9) < p.get("high", 9)
+        needs = {"delta": {"a", "b"}, "above": {"a", "b", "over"}, "diverges": {"a", "expect"},
+                 "noise_floor": {"high"}}[p["quantity"]]
+        assert needs <= set(p) and ("low" in p or "high" in p or p["quantity"] in ("above", "diverges"))
+        assert {q[k] for q in (p, *p.get("over", ())) for k in ("a", "b") if k in q} <= set(NAMES)

@@ -29,7 +29,7 @@ def test_flag_beats_last_file_beats_first_file_beats_default(config):
 
 
 def test_imports_and_underscored_names_are_scratch(config):
-    file = config("import math, os\n_double = lambda x: 2 * x\nmuon_lr = _double(0.01) * math.sqrt(4)")
+    file = config("import math, os\n_two = lambda x: 2 * x\nmuon_lr = _two(0.01) * math.sqrt(4)")
     assert loaded(file).muon_lr == 0.04
 
 
@@ -55,7 +55,7 @@ def test_files_are_refused_by_name(config, text, message):
     ("--muon_lr=inf", "muon_lr is inf"), ("--adam_lr=-1", "adam_lr is -1"),
     ("--seed=99999999999999999999", "seed"), ("--seed=1" + 400 * "0", "64 bits"),
     ("--max_steps", "write it as --key=value"), ("-max_steps=3", "write it as --key=value"),
-    ("--dtype=float15", "choose auto, bfloat16, float32"), ("--optimizer=sgd", "choose muon, adamw"),
+    ("--dtype=float15", "choose auto, bfloat16, float32"), ("--optimizer=sgd", "choose muon, ad"),
     ("--muon_order=last", "choose momentum_first, orthogonalize_first"),
     ("--nonfinite=ignore", "choose stop, skip"), ("--device=tpu", "choose auto, cpu"),
     ("--device_batch_size=0", "device_batch_size is 0"), ("--keep_last=0", "keep_last is 0"),
@@ -67,7 +67,7 @@ def test_flags_are_refused_by_name(flag, message):
 
 
 def test_warm_up_and_decay_must_fit():
-    with pytest.raises(ConfigError, match="warmup_steps 6 . decay_steps 5 are more than max_steps 10"):
+    with pytest.raises(ConfigError, match="6 . decay_steps 5 are more than max_steps 10"):
         loaded("--max_steps=10", "--warmup_steps=6", "--decay_steps=5")
 
 
@@ -82,13 +82,14 @@ def test_values_of_flags(flag, value):
     assert found == value and type(found) is type(value)
 
 
-def test_help_lists_every_option_with_its_comment():
+def test_help_lists_every_option_with_its_comment(capsys):
     text = describe(TrainConfig)
     for key in TrainConfig.__dataclass_fields__:
         assert f"--{key}=" in text, key
     assert "unique training documents, a fixed subset; 0: all" in text
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as end:
         loaded("--help")
+    assert end.value.code == 0 and capsys.readouterr().out == text + "\n"
 
 
 def test_a_mistake_writes_nothing_and_ends_in_one_line(tmp_path, monkeypatch, capsys):

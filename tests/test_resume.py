@@ -1,5 +1,4 @@
 """Stopped and continued runs: the same bits, the same rows, or a refusal."""
-import contextlib
 import os
 import re
 import signal
@@ -18,26 +17,6 @@ OPTIMIZERS = [dict(optimizer="muon", muon_order="momentum_first"),
               dict(optimizer="adamw", use_ffn=True)]
 
 
-@contextlib.contextmanager
-def signal_at(owner, name, n=1, signals=(signal.SIGTERM,)):
-    """The n-th call of owner.name from now on starts with signals to this process."""
-    calls = []
-
-    def wrapper(*args, **kwargs):
-        calls.append(None)
-        if len(calls) == n:
-            for number in signals:
-                os.kill(os.getpid(), number)
-        return original(*args, **kwargs)
-
-    original = getattr(owner, name)
-    setattr(owner, name, wrapper)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """A finished run that nothing disturbed."""
@@ -51,7 +30,7 @@ def test_stops_and_restarts_change_no_bit(tmp_path, options):
     options = dict(options, max_docs=40, max_steps=16, decay_steps=6)  # 3 epochs
     assert tiny.run(tmp_path / "a", **options) == 0
     for i, steps in enumerate((4, 5, 1, 3)):
-        with signal_at(train.Trainer, "update", steps):
+        with tiny.signal_at(train.Trainer, "update", steps):
             resume = "newest" if i else ""
             assert tiny.run(tmp_path / "b", resume=resume, **options) == train.STOPPED
     assert tiny.run(tmp_path / "b", resume="newest", **options) == 0
@@ -75,16 +54,14 @@ PLACES = {"before a micro-step": (train.Batches, "to_device", 8),
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGTERM)])
 def test_a_signal_anywhere_leaves_an_exact_checkpoint(straight, tmp_path, place, signals):
-    before = signal.getsignal(signal.SIGINT)
-    with signal_at(*PLACES[place], signals):
+    with tiny.signal_at(*PLACES[place], signals):
         assert tiny.run(tmp_path / "b", save_every=5) == train.STOPPED
-    assert signal.getsignal(signal.SIGINT) is before
     assert tiny.run(tmp_path / "b", resume="newest", save_every=5) == 0
     tiny.assert_same_run(straight, tmp_path / "b")
 
 
 def test_a_signal_before_the_first_step_ends_the_program(tmp_path):
-    with signal_at(train, "make_optimizer"):
+    with tiny.signal_at(train, "make_optimizer"):
         assert tiny.run(tmp_path / "b") == train.STOPPED
     assert not (tmp_path / "b" / "ckpt.pt").exists()
 
@@ -104,7 +81,7 @@ def signal_rank_1(rank):
 def test_one_two_one_processes_see_the_same_batches(straight, tmp_path):
     """And a signal on rank 1 alone stops both after the same step."""
     folder = tmp_path / "b"
-    with signal_at(train.Trainer, "update", 4):
+    with tiny.signal_at(train.Trainer, "update", 4):
         assert tiny.run(folder) == train.STOPPED
     assert tiny.wait(tiny.start(folder, 2, signal_rank_1, resume="newest")) == [train.STOPPED] * 2
     assert tiny.state(folder)["world_size"] == 2 and tiny.state(folder)["step"] == 8
@@ -146,7 +123,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(straight, capsys, tmp_pat
 
 def test_resume_from_an_older_checkpoint_takes_the_log_back(straight, tmp_path):
     tiny.copy(straight, tmp_path / "b")
-    with signal_at(train.Trainer, "update", 2):
+    with tiny.signal_at(train.Trainer, "update", 2):
         older = tmp_path / "b" / "ckpt_000003.pt"
         assert tiny.run(tmp_path / "b", resume=older) == train.STOPPED
     assert tiny.state(tmp_path / "b")["step"] == 5  # not the newer files of the first time
@@ -165,43 +142,6 @@ def test_a_broken_newest_file_falls_back(straight, tmp_path, capsys):
     assert "ckpt.pt is not a complete" in (out := capsys.readouterr().out)
     assert "ckpt_000012.pt is not a complete checkpoint: wrong checksum" in out
     tiny.assert_same_run(straight, folder)
-
-
-def test_branch_cools_down_without_a_jump(straight, tmp_path, capsys):
-    source = straight / "ckpt_000006.pt"
-    branch = dict(branch=source, decay_steps=4)
-    assert tiny.run(tmp_path / "b", max_steps=10, **branch) == 0
-    rates = [line["muon_lr"] / 0.02 for line in tiny.log(tmp_path / "b", "train")]
-    assert rates[-1] == pytest.approx(0.05) and rates == sorted(rates, reverse=True)
-    assert 0.8 < rates[0] < 1 and len(rates) == 4
-    (event,) = tiny.log(tmp_path / "b", "branch")
-    assert event["changed"] == ["max_steps 12 -> 10", "decay_steps 2 -> 4"]
-    assert "branch: from step 6; max_steps 12 -> 10" in capsys.readouterr().out
-    # The same rows as the run it came from, until that ends.
-    assert [e["batch_hash"] for e in tiny.log(tmp_path / "b", "train")] == [
-        e["batch_hash"] for e in tiny.log(straight, "train")[6:10]]
-    # A far horizon does not open the warm-up again.
-    with signal_at(train.Trainer, "update", 1):
-        assert tiny.run(tmp_path / "c", max_steps=2000, **branch) == train.STOPPED
-    (line,) = tiny.log(tmp_path / "c", "train")
-    assert line["muon_lr"] == 0.02
-    assert tiny.run(tmp_path / "d", max_steps=11, decay_steps=6, branch=source) == 2
-    assert "the rate would jump" in capsys.readouterr().err
-    assert tiny.run(tmp_path / "e", n_layer=3, branch=source) == 2
-    assert "n_layer 2 -> 3" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("options", [dict(dataset="other"), dict(seed=7), dict(max_docs=50)])
-def test_branch_onto_other_data_starts_at_their_beginning(straight, tmp_path, options, capsys):
-    with signal_at(train.Trainer, "update", 1):
-        branch = straight / "ckpt_000006.pt"
-        assert tiny.run(tmp_path / "b", branch=branch, **options) == train.STOPPED
-    assert "read from their beginning" in capsys.readouterr().out
-    assert tiny.run(tmp_path / "b", resume="newest", **options) == 0
-    tiny.run(tmp_path / "fresh", max_steps=6, decay_steps=0, **options)
-    assert len(tiny.log(tmp_path / "b", "branch")) == 1
-    assert [e["batch_hash"] for e in tiny.log(tmp_path / "b", "train")] == [
-        e["batch_hash"] for e in tiny.log(tmp_path / "fresh", "train")]
 
 
 def test_a_resume_reads_to_the_cpu_and_lets_go(straight, tmp_path, monkeypatch):

@@ -43,8 +43,8 @@ def test_two_nodes_train_write_once_and_end_well(tmp_path):
     """Two agents on loopback, each with an output folder of its own."""
     agents, port = [], free_port()
     for node in (0, 1):
-        launch = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--rdzv-id=tiny",
-                  "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+        launch = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1",
+                  "--rdzv-id=tiny", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
         agents.append(start(*launch, "train.py", *tiny.argv(tmp_path / f"node{node}", max_steps=3)))
     texts = [agent.communicate(timeout=120)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], texts
@@ -60,8 +60,8 @@ def test_two_nodes_train_write_once_and_end_well(tmp_path):
 
 def test_the_micro_arms_start_from_the_shell(tmp_path):
     """With their own shapes, on a small corpus, for two steps."""
-    flags = dict(dataset="tiny", data_dir=tiny.corpora(), max_steps=2, compile=False, eval_tokens=128,
-                 total_batch_size=512, device_batch_size=4, log_every=1)
+    flags = dict(dataset="tiny", data_dir=tiny.corpora(), max_steps=2, compile=False, log_every=1,
+                 total_batch_size=512, device_batch_size=4, eval_tokens=128)
     arms = ("micro_san", "micro_ffn_param")
     runs = [start("train.py", f"config/{arm}.py", f"--out_dir={tmp_path / arm}",
                   *(f"--{k}={v}" for k, v in flags.items())) for arm in arms]
@@ -97,7 +97,8 @@ def slow_rank(rank):
     """Everything that one rank does alone takes longer than the others would wait."""
     limit = dist.init_process_group
     dist.init_process_group = lambda backend, timeout: limit(backend, timeout=timedelta(seconds=30))
-    for owner, name, who in ((checkpoint, "write", 0), (train, "evaluate", 1), (train.Trainer, "wrap", 1)):
+    for owner, name, who in ((checkpoint, "write", 0), (train, "evaluate", 1),
+                             (train.Trainer, "wrap", 1)):
         def slow(*args, original=getattr(owner, name), who=who, **kwargs):
             if rank == who:
                 time.sleep(0.5)
@@ -196,7 +197,7 @@ def test_speed_and_mfu_are_of_all_ranks(tmp_path, monkeypatch):
 def test_compile_is_off_where_it_is_missing(monkeypatch, system, device):
     said = []
     monkeypatch.setattr(platform, "system", lambda: system)
-    net = model.Transformer(model.ModelConfig(vocab_size=9, n_layer=1, n_embd=8, n_head=1, n_kv_head=1))
+    net = model.Transformer(model.ModelConfig(9, n_layer=1, n_embd=8, n_head=1, n_kv_head=1))
     runtime.compile_model(net, train.TrainConfig(), torch.device(device), said.append)
     assert said == [f"compile: off on {system}/{device}, running eager"]
 

@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -18,10 +19,12 @@ from tqdm import tqdm
 
 import prepare
 import train
+from runtime import SIGNALS
 
-FLAGS = dict(dataset="tiny", max_docs=60, n_layer=2, n_embd=32, n_head=2, n_kv_head=1, block_size=64,
-             total_batch_size=512, device_batch_size=4, max_steps=12, eval_every=5, eval_tokens=1000,
-             log_every=1, save_every=1000, compile=False, dtype="float32", device="cpu")
+FLAGS = dict(dataset="tiny", max_docs=60, n_layer=2, n_embd=32, n_head=2, n_kv_head=1,
+             block_size=64, total_batch_size=512, device_batch_size=4, max_steps=12, eval_every=5,
+             eval_tokens=1000, log_every=1, save_every=1000, compile=False, dtype="float32",
+             device="cpu")
 CLOCK = {"dt", "tok_per_sec", "flops_per_sec", "seconds"}  # what differs between equal runs
 # Forks of a process that has torch loaded start at once.
 FORKS = get_context("forkserver")
@@ -45,12 +48,39 @@ def argv(folder, **options):
 
 
 def run(folder, **options):
-    """train.py in this process; its exit code."""
+    """train.py in this process; its exit code. Signals work afterwards as before."""
     torch.set_num_threads(1)
+    handlers = {n: signal.getsignal(n) for n in SIGNALS}
     try:
         return train.run(argv(folder, **options))
     except SystemExit as error:
         return error.code
+    finally:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # drops one that waits
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def signal_at(owner, name, n=1, signals=(signal.SIGTERM,)):
+    """The n-th call of owner.name from now on starts with signals to this process."""
+    calls = []
+
+    def wrapper(*args, **kwargs):
+        calls.append(None)
+        if len(calls) == n:
+            for number in signals:
+                os.kill(os.getpid(), number)
+        return original(*args, **kwargs)
+
+    original = getattr(owner, name)
+    setattr(owner, name, wrapper)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 def _rank(env, arguments, out, hook):
@@ -120,8 +150,8 @@ def assert_same_run(a, b):
                 for f in (a, b))
     assert one.keys() == two.keys() and any("momentum_buffer" in k or "exp_avg" in k for k in one)
     for key in one:
-        same = torch.equal(one[key], two[key]) if torch.is_tensor(one[key]) else one[key] == two[key]
-        assert same, key
+        a, b = one[key], two[key]
+        assert torch.equal(a, b) if torch.is_tensor(a) else a == b, key
     for event in ("train", "eval", "done"):
         assert log(a, event) == log(b, event)
     steps = [line["step"] for line in log(b, "train")]
