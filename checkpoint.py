@@ -16,6 +16,7 @@ A file holds, and needs nothing of this repo to be read:
 The logits follow from model and model_config by the equations in the README.
 """
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -99,7 +100,8 @@ def sync_folder(folder):
     """Make a rename in folder last through a power cut, where the platform can."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
-        os.fsync(handle)
+        with contextlib.suppress(OSError):  # some network file systems know no such thing
+            os.fsync(handle)
         os.close(handle)
 
 
@@ -172,6 +174,8 @@ def read(path, mmap=True):
     if missing:
         raise CheckpointError(f"{path} is not a checkpoint of this program: it lacks "
                               f"{', '.join(sorted(missing))}")
+    if state["format"] != 1:
+        raise CheckpointError(f"{path} has format {state['format']!r}; this program reads 1")
     state["model"] = {bare(name): tensor for name, tensor in state["model"].items()}
     return state
 

@@ -13,18 +13,15 @@ end is kept; a continuation longer than block_size is scored in pieces, each tok
 import json
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-import checkpoint
 import sample
 from configurator import ConfigError, UserError, fail, load
 from dataset import DataError
 from prepare import write_whole
-from tokenizer import CheckpointTokenizer
 
 # Accuracy at 105B tokens, SAN and FFN iso-parameter; of the rest the study says "most near chance".
 STUDY = {"lambada_openai": (0.111, 0.134), "sciq": (0.742, 0.661), "arc_easy": (), "piqa": (),
@@ -119,11 +116,13 @@ def harness_model(model, tokenizer, say):
             """Text up to the first of options["until"]."""
             until, most = options.get("until") or [], options.get("max_gen_toks", 256)
             until = [until] if isinstance(until, str) else until
-            prompt = [bos, *self.tok_encode(context)][-max(1, room - most) :]
-            ids, text = [], ""
-            heat = options.get("temperature", 0) if options.get("do_sample") else 0
-            steps = sample.generate(model, prompt, tokenizer.vocab_size, [self.eot_token_id],
-                                    max_new_tokens=most, temperature=heat)
+            prompt, ids, text = [bos, *self.tok_encode(context)], [], ""
+            if len(prompt) > (left := room - min(most, room // 2)):
+                say(f"a prompt of {len(prompt)} tokens is cut on the left to {left}")
+            steps = sample.generate(
+                model, prompt[-left:], tokenizer.vocab_size, [self.eot_token_id],
+                max_new_tokens=most, temperature=options.get("temperature", 0)
+                if options.get("do_sample") else 0)  # fmt: skip
             for (token,) in steps:
                 ids += [token] * (token >= 0)
                 text = tokenizer.encoding.decode(ids)
@@ -140,45 +139,37 @@ def table(results, names):
     for name in names:
         for key, value in results.get(name, {}).items():
             metric, _, kind = key.partition(",")
-            if not isinstance(value, float) or "_stderr" in metric:
-                continue
             error = results[name].get(f"{metric}_stderr,{kind}")
-            error = f"{error:8.4f}" if isinstance(error, float) else f"{'-':>8}"
-            study = ", ".join(map(str, STUDY.get(name, ()))) if metric == "acc" else ""
-            lines.append(f"{name:20}{metric:18}{value:10.4f}{error}   {study or '-'}")
+            if isinstance(value, float) and not metric.endswith("_stderr"):
+                error = f"{error:8.4f}" if isinstance(error, float) else f"{'-':>8}"
+                study = ", ".join(map(str, STUDY.get(name, ()))) if metric == "acc" else ""
+                lines.append(f"{name:20}{metric:18}{value:10.4f}{error}   {study or '-'}")
     return "\n".join(lines)
 
 
 def main(argv):
-    o, _ = load(Options, [a for a in argv if a.startswith("-")])
-    paths = [Path(a) for a in argv if not a.startswith("-")]
-    if len(paths) != 1:
-        raise ConfigError("give one checkpoint: python eval_tasks.py out/<run>/ckpt.pt --tasks=...")
-    path = paths[0] / "ckpt.pt" if paths[0].is_dir() else paths[0]
     try:
         import lm_eval
         from lm_eval.tasks import TaskManager
     except ImportError as error:
         raise ConfigError(f"the tasks need lm-eval: pip install -e '.[eval]' ({error})") from None
-    state = checkpoint.read(path)
-    model = checkpoint.build_model(state, "cuda" if torch.cuda.is_available() else "cpu")
+    o, path, state, model, tokenizer = sample.open_checkpoint(Options, argv, print)
     names = [name.strip() for name in o.tasks.split(",")]
     manager = TaskManager(include_path=o.include_path or None)
     if unknown := [name for name in names if name not in manager.all_tasks]:
         raise ConfigError(f"no task {', '.join(unknown)} in the harness or in --include_path")
-    lm = harness_model(model, CheckpointTokenizer(state, o.data, print), print)
     try:
-        found = lm_eval.simple_evaluate(lm, tasks=names, num_fewshot=o.num_fewshot,
-                                        limit=o.limit or None, task_manager=manager,
-                                        log_samples=False)
-    except (OSError, ValueError) as error:  # what the data sets raise without network
-        raise DataError(f"a task cannot be read: {str(error).splitlines()[0]}") from error
+        found = lm_eval.simple_evaluate(
+            harness_model(model, tokenizer, print), tasks=names, num_fewshot=o.num_fewshot,
+            limit=o.limit or None, task_manager=manager, log_samples=False)  # fmt: skip
+    except (OSError, ValueError) as error:  # what data sets raise without network
+        raise DataError(f"a task does not run: {error}") from error
     report = {"checkpoint": path.name, "step": state.get("step"), "tokens": state.get("tokens"),
               "limit": o.limit, "num_fewshot": o.num_fewshot, "tasks": names,
               "harness": lm_eval.__version__, "results": found["results"]}
-    write_whole(path.with_name("tasks.json"),
-                json.dumps(report, indent=1, sort_keys=True, default=str).encode())
-    print(f"{table(found['results'], names)}\n{path.with_name('tasks.json')}: all figures")
+    text, path = json.dumps(report, indent=1, sort_keys=True, default=str), path.parent
+    write_whole(path / "tasks.json", text.encode())
+    print(f"{table(found['results'], names)}\n{path}/tasks.json: all figures")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from report import (AXES, FACETS, STUDY, UNITS, depth_ladder, facet_value, family, featured, inside,
-                    main_contrasts, short, side_loss, study_difference)
+                    main_contrasts, short, side_loss, study_difference, study_regions)
 
 COLOUR = {"SAN": "#0072B2", "FFN": "#D55E00"}
 GREY, PALE = "#5a5a5a", "#c8c8c8"
@@ -216,10 +216,9 @@ def draw_decomposition(a):
     runs = [r for r in featured(a) if "decomposition" in r]
     if not runs:
         return None
-    single = len({c["exercise"] for c in runs[0]["decomposition"]}) == 2  # "all" and one label
+    runs = [r for r in runs if r["dataset"] == runs[0]["dataset"]]  # others have other cells
     names = [(c["region"], c["exercise"]) for c in runs[0]["decomposition"]
-             if c["loss_share"] > 0.003 and c["exercise"] != "all"
-             and (c["region"] != "all" or single)]
+             if c["loss_share"] > 0.003 and "all" not in (c["region"], c["exercise"])]
     figure, axes = canvas(1, 1, 8, 1.6 + 0.33 * len(names))
     ax, thick = axes[0, 0], 0.8 / len(runs)
     for i, r in enumerate(runs):
@@ -244,8 +243,8 @@ def draw_decomposition(a):
                                       if key == "excess" else ""))
     handles, labels = ax.get_legend_handles_labels()
     keep = [i for i, text in enumerate(labels) if text != "floor" or key == "excess"]
-    ax.legend([handles[i] for i in keep], [labels[i] for i in keep], loc="lower right",
-              fontsize=9, framealpha=0.9, edgecolor="none")
+    figure.legend([handles[i] for i in keep], [labels[i] for i in keep], loc="outside lower left",
+                  ncols=3, frameon=False, fontsize=9)
     return figure, "Loss by exercise and region of the target, with its share of the tokens."
 
 
@@ -284,8 +283,8 @@ def draw_regions(a):
         tints = (COLOUR["SAN"], COLOUR["FFN"]) if pair else (GREY, GREY)
         rows = []
         for x in cells:
-            theirs = [(k, v[x["region"]]) for k, v in STUDY["regions"].items()
-                      if x["exercise"] == "all" and x["region"] in v and pair]
+            theirs = [(k, v[x["region"]]) for k, v in study_regions(c).items()
+                      if x["exercise"] == "all" and x["region"] in v]
             label = ", ".join(x[k] for k in ("exercise", "region") if x[k] != "all") or "everything"
             clear = x["ci"][0] > 0 or x["ci"][1] < 0
             rows.append((label, x["delta"], x["ci"],
@@ -294,7 +293,7 @@ def draw_regions(a):
         side_note(ax, f"{names[0]} better", f"{names[1]} better")
         ax.set_xlabel("difference, nats per token" +
                       (f"\nat {c['tokens'] / 1e6:.1f}M training tokens" if len(found) > 1 else ""))
-        if pair:
+        if any(r[4] for r in rows):
             ax.set_xlabel(ax.get_xlabel() +
                           "\nhollow: the study's, 31B (diamond) and 105B (square)")
         for tick, x in zip(ax.get_yticklabels(), cells):

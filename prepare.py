@@ -21,26 +21,21 @@ import os
 import random
 import re
 import shutil
-import signal
 import sys
-import threading
 import time
-from array import array
-from collections import Counter
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 import configurator
 import microsynth
-from dataset import FILES, MAX_VOCAB, REGIONS, SPECIALS, DataError, sha256, splitmix64
-from dataset import Dataset, Packing, make_batch, token_regions  # noqa: F401  part of our interface
+from dataset import FILES, MAX_VOCAB, SPECIALS, DataError, sha256, splitmix64
+from dataset import REGIONS, Dataset, Packing, make_batch, token_regions  # noqa: F401  re-exported
+from shards import append, run_shards
 from sources import CHAT, HUB, SOURCES, Tally, plan, read_documents
-from tokenizer import cut, encode_document, find_tokenizer, load_encoder, train_tokenizer
+from tokenizer import cut, find_tokenizer, train_tokenizer
+from tokenizer import encode_document, load_encoder  # noqa: F401  re-exported
 
 
 @dataclass(frozen=True)
@@ -98,113 +93,10 @@ def place_tokenizer(path, jobs, options):
         return
     if options.tokenizer:
         return write_whole(path, Path(options.tokenizer).read_bytes())
-    print(f"training a tokenizer of {options.vocab_size:,} ids on a sample of at most "
-          f"{min(options.sample_bytes, sum(job['bytes'] for job in jobs)) / 1e6:,.0f} MB")
+    sample_mb = min(options.sample_bytes, sum(job["bytes"] for job in jobs)) / 1e6
+    print(f"training a tokenizer of {options.vocab_size:,} ids on up to {sample_mb:,.1f} MB")
     texts = sample_texts(jobs, options.sample_bytes, options.seed)
     write_whole(path, json.dumps(train_tokenizer(texts, options.vocab_size), indent=0).encode())
-
-
-# ---------------------------------------------------------------------------- shards
-
-def label_id(table, name):
-    """The number of a label; a byte holds 256, so all names after the 255th share one."""
-    return table.setdefault(name if name in table or len(table) < 255 else "other", len(table))
-
-
-def tokenize_shard(job):
-    """Write the part folder of one shard, whole or not at all; returns the shard's bytes."""
-    began, tally, table, n_tokens, n_text_bytes = time.process_time(), Tally(), {}, 0, 0
-    encode, specials = load_encoder(job["tokenizer"])
-    ends, labels, entropy = array("q"), array("B"), array("f")
-    temp = f"{job['folder']}.tmp{os.getpid()}"
-    os.makedirs(temp, exist_ok=True)
-    with open(f"{temp}/tokens.bin", "wb", buffering=1 << 20) as file:
-        for record in read_documents(job, tally):
-            try:
-                ids = encode_document(record, encode, specials)
-            except BaseException as error:
-                # A panic in the Rust library is not an Exception. It costs this document only.
-                if type(error).__name__ != "PanicException":
-                    raise
-                tally.skipped["tokenizer failed"] += 1
-                continue
-            file.write(ids.astype("<u2").tobytes())
-            n_tokens += len(ids)
-            n_text_bytes += sum(len(record.get(name, "").encode()) for name in ("text", *CHAT))
-            ends.append(n_tokens)
-            label = record.get("exercise") or ("text" if "text" in record else "unknown")
-            labels.append(label_id(table, str(label)))
-            if job["micro"]:
-                entropy.extend(record["entropy"].get(region, 0.0) for region in REGIONS)
-    for name, values in ("doc_ends.bin", ends), ("labels.bin", labels), ("entropy.bin", entropy):
-        if len(values):
-            np.array(values, FILES[name][0]).tofile(f"{temp}/{name}")
-    Path(temp, "part.json").write_text(json.dumps({
-        "n_docs": len(ends), "n_tokens": n_tokens, "n_text_bytes": n_text_bytes,
-        "seconds": time.process_time() - began, "labels": list(table), **vars(tally)}))
-    shutil.rmtree(f"{job['folder']}.hub", ignore_errors=True)
-    os.rename(temp, job["folder"])
-    return job["bytes"]
-
-
-def start_worker():
-    """Leave Ctrl-C to the parent, and do not outlive it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=lambda: (parent_process().join(), os._exit(1)), daemon=True).start()
-
-
-def run_shards(jobs, workers):
-    """Tokenize the shards that have no part folder yet."""
-    todo = [job for job in jobs if not os.path.exists(job["folder"])]
-    left, total = (sum(job["bytes"] for job in some) for some in (todo, jobs))
-    with tqdm(total=total, initial=total - left, unit="B", unit_scale=True, disable=None) as bar:
-        if min(workers, len(todo)) <= 1:
-            for job in todo:
-                bar.update(tokenize_shard(job))
-            return
-        # Spawned on every system: a fork would copy the locks of whoever imports this.
-        pool = ProcessPoolExecutor(min(workers, len(todo)), get_context("spawn"), start_worker)
-        try:
-            for done in as_completed([pool.submit(tokenize_shard, job) for job in todo]):
-                bar.update(done.result())
-        except BrokenExecutor:
-            raise DataError("a worker was killed; the same command goes on from there") from None
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def append(jobs, out, keep=False):
-    """Append the shards' files in order; returns sums, tally and labels.
-
-    Each is deleted once it is safe, unless keep. A killed run finds its place again: offsets
-    follow from the shards' records, which stay.
-    """
-    total = Counter(n_docs=0, n_tokens=0, n_text_bytes=0, seconds=0.0)
-    tally, table = Tally(), {}
-    for job in jobs:
-        part = json.loads(Path(job["folder"], "part.json").read_bytes())
-        ids = np.array([label_id(table, name) for name in part["labels"]], np.uint8)
-        for name, (dtype, count, width) in FILES.items():
-            source, target = Path(job["folder"], name), out / name
-            if not source.exists():
-                continue
-            mode = "r+b" if target.exists() else "wb"
-            with open(source, "rb") as read, open(target, mode) as write:
-                write.seek(total[count] * width * np.dtype(dtype).itemsize)
-                if name == "doc_ends.bin":
-                    (np.fromfile(read, dtype) + total["n_tokens"]).tofile(write)
-                elif name == "labels.bin":
-                    ids[np.fromfile(read, dtype)].tofile(write)
-                else:
-                    shutil.copyfileobj(read, write, 1 << 20)
-                write.flush()
-                os.fsync(write.fileno())
-            keep or source.unlink()
-        total.update({key: part[key] for key in total})
-        tally.skipped.update(part["skipped"])
-        tally.repaired.update(part["repaired"])
-        tally.first_bad = tally.first_bad or part["first_bad"]
-    return dict(total), tally, list(table)
 
 
 # ---------------------------------------------------------------------------- build
@@ -242,13 +134,13 @@ def resolve(source, paths, options):
     share = re.fullmatch("([1-9][0-9]*)/([1-9][0-9]*)", options.part or "1/1")
     if not share or int(share[1]) > int(share[2]):
         raise DataError(f"part must be 1/n to n/n, not {options.part!r}")
-    suffix = options.part and f".part{share[1]}of{share[2]}"
-    folder = place(replace(options, name=options.name + suffix), "plan.json" if suffix else "meta.json")
+    suffix, mark = options.part and f".part{share[1]}of{share[2]}", "meta.json"
+    folder = place(replace(options, name=options.name + suffix), "plan.json" if suffix else mark)
     return options, folder, slice(int(share[1]) - 1, None, int(share[2]))
 
 
 def place(options, mark="meta.json"):
-    """The folder to write. Refuses one that exists, unless to overwrite a corpus, told by a file."""
+    """The folder to write. Refuses one that exists, unless it is to be replaced and has a mark."""
     if not re.fullmatch(r"[^./\\][^/\\]*(?<!\.partial)", options.name):
         raise DataError(f"name must be a plain folder name, not {options.name!r}")
     folder = Path(options.data_dir, options.name)
@@ -314,8 +206,8 @@ def build(source, paths=(), name="", data_dir="data", **options):
     if folder.exists():
         shutil.rmtree(folder)
     os.replace(work, folder)
-    print(f"part        {options.part}, {len(jobs[mine])} of {len(jobs)} shards\nfolder      {folder}\n"
-          f"next        python prepare.py merge {folder.with_suffix('')}.part*of* "
+    print(f"part        {options.part}, {len(jobs[mine])} of {len(jobs)} shards\n"
+          f"folder      {folder}\nnext        python prepare.py merge {folder.with_suffix('')}.part*of* "
           f"--name={options.name}")
     return folder
 
@@ -351,7 +243,8 @@ def merge(paths, options):
     shutil.rmtree(out.parent, ignore_errors=True)
     out.mkdir(parents=True)
     write_whole(out / "tokenizer.json", tokenizers[0])
-    return finish(plans[0]["source"], jobs, Options(**plans[0]["options"]), folder, began, keep=True)
+    options = Options(**plans[0]["options"])
+    return finish(plans[0]["source"], jobs, options, folder, began, keep=True)
 
 
 def finish(source, jobs, options, folder, began, keep=False):

@@ -133,6 +133,12 @@ def short(value):
     return "all" if value == 0 else str(value)
 
 
+def study_regions(contrast):
+    """The study's differences by region, for a pair on documents that have these regions."""
+    regions = {x["region"] for x in contrast["cells"]}
+    return STUDY["regions"] if contrast["kind"] == "pair" and "query" in regions else {}
+
+
 def depth_ladder(analysis):
     """{residual: {layers: loss}} of attention-only runs that differ in depth at like parameters."""
     runs = [r for r in analysis["runs"] if r["arm"] == "SAN" and loss_of(r) is not None]
@@ -220,7 +226,7 @@ def region_tables(a):
     text = []
     for c in main_contrasts(a):
         regions = [x for x in c["cells"] if x["exercise"] == "all"]
-        theirs = STUDY["regions"]
+        theirs = study_regions(c)
         text.append(f"{c['a']} - {c['b']} at {c['tokens'] / 1e6:.1f}M tokens:\n\n" + table(
             ["region", "share", "a - b", "95 %", "share x (a - b)",
              *(f"study at {k}" for k in theirs)],

@@ -1,11 +1,11 @@
 """Text from a checkpoint, token by token.
 
-    python sample.py out/micro_san/ckpt.pt --prompt="Records speak of" --temperature=0.8 --top_p=0.95
-    python sample.py out/micro_san/ckpt.pt --chat --prompt="Where did Bafula live?" --temperature=0
+    python sample.py out/micro_web/ckpt.pt --prompt="Records speak of" --temperature=0.8
+    python sample.py out/micro_san/ckpt.pt --chat --prompt="Where did Bafula live?" --top_k=1
 
-Reads the checkpoint, and the tokenizer of the corpus it was trained on; writes nothing. --chat wraps
-the prompt as the corpus's user turns are, so that the model answers it. Sample i depends on the
-seed, i and the options alone. Text goes to stdout, everything else to stderr.
+Reads the checkpoint and the tokenizer of its corpus, writes nothing. --chat wraps the prompt as the
+corpus's user turns are, so that the model answers it. Sample i depends on seed + i and the options
+alone. Text goes to stdout, everything else to stderr.
 """
 
 import codecs
@@ -42,10 +42,8 @@ class Options:
     def __post_init__(self):
         if min(self.num_samples, self.max_new_tokens) < 1 or not 0 < self.top_p <= 1:
             raise ConfigError("num_samples and max_new_tokens are 1 at least, top_p above 0 to 1")
-        if min(self.temperature, self.top_k, self.seed) < 0:
-            raise ConfigError("temperature, top_k and seed cannot be negative")
-        if self.chat and not self.prompt:
-            raise ConfigError("--chat needs a --prompt to answer")
+        if min(self.temperature, self.top_k, self.seed) < 0 or self.chat > bool(self.prompt):
+            raise ConfigError("no negative temperature, top_k or seed; and --chat needs a --prompt")
 
 
 def say(text):
@@ -133,16 +131,23 @@ def show(steps, token_bytes, openings):
     return made
 
 
-def main(argv):
-    o, _ = load(Options, [a for a in argv if a.startswith("-")])
+def open_checkpoint(cls, argv, say):
+    """(options, path, checkpoint, model, tokenizer) of a command line that names one checkpoint."""
+    options, _ = load(cls, [a for a in argv if a.startswith("-")])
     paths = [Path(a) for a in argv if not a.startswith("-")]
     if len(paths) != 1:
-        raise ConfigError("give one checkpoint: python sample.py out/<run>/ckpt.pt --prompt=...")
-    state = checkpoint.read(paths[0] / "ckpt.pt" if paths[0].is_dir() else paths[0])
+        raise ConfigError("give one checkpoint, as out/micro_san/ckpt.pt; --help lists options")
+    path = paths[0] / "ckpt.pt" if paths[0].is_dir() else paths[0]
+    state = checkpoint.read(path)
     model = checkpoint.build_model(state, "cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer, room = CheckpointTokenizer(state, o.data, say), model.cfg.block_size
+    return options, path, state, model, CheckpointTokenizer(state, options.data, say)
+
+
+def main(argv):
+    o, _, _, model, tokenizer = open_checkpoint(Options, argv, say)
+    room, began = model.cfg.block_size, time.perf_counter()
     sys.stdout.reconfigure(errors="replace")  # a terminal may not know all characters
-    prompt, began = tokenizer.prompt(o.prompt, o.chat), time.perf_counter()
+    prompt = tokenizer.prompt(o.prompt, o.chat)
     if (length := len(prompt)) > room:
         if not o.crop:
             raise DataError(f"the prompt has {length} tokens, block_size is {room} (--crop)")

@@ -1,8 +1,8 @@
 """Where documents come from: the embedded corpora, text files, JSON lines, parquet, the hub.
 
 prepare.py asks plan() to cut the input into shards, and its workers read_documents() of a shard.
-Nothing is written but what --hub fetches. JSON lines end at LF only; text files keep their line ends
-and lose a byte order mark; broken UTF-8 and lone surrogates become U+FFFD and are counted.
+Nothing is written but what --hub fetches. JSON lines end at LF only; text files keep their line
+ends and lose a byte order mark; broken UTF-8 and lone surrogates become U+FFFD and are counted.
 """
 import glob
 import importlib.util
@@ -300,5 +300,6 @@ def plan(source, paths, options):
             room = most
         shards[-1].append(piece)
         room -= piece[3]
-    return [{"kind": kind, "pieces": shard, "columns": columns, "micro": micro,
-             "hub": hub, "document_bytes": limit, "bytes": sum(piece[3] for piece in shard)} for shard in shards]
+    return [{"kind": kind, "pieces": shard, "columns": columns, "micro": micro, "hub": hub,
+             "document_bytes": limit, "bytes": sum(piece[3] for piece in shard)}
+            for shard in shards]

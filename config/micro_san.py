@@ -14,4 +14,3 @@ max_steps = 1500
 eval_every = 250
 eval_tokens = 65536
 dtype = "float32"  # measured: at this width bfloat16 is slower on a CPU
-compile = False  # measured: starting to compile costs what it gains in a run this short

@@ -13,6 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script it is not told where train.py is
+
 import tiny
 
 import checkpoint

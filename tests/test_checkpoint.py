@@ -184,8 +184,14 @@ def test_other_files_are_refused_in_one_line(run, content):
         checkpoint.read(path)
     assert "\n" not in str(error.value)
     torch.save({"model": {}}, path)
-    with pytest.raises(checkpoint.CheckpointError, match="lacks|model_config"):
+    with pytest.raises(checkpoint.CheckpointError, match="lacks .*format, .*model_config"):
         checkpoint.read(path)
+
+
+def test_another_format_is_refused(run):
+    torch.save(dict(tiny.state(run), format=2), run / "ckpt.pt")
+    with pytest.raises(checkpoint.CheckpointError, match="has format 2; this program reads 1"):
+        checkpoint.read(run / "ckpt.pt")
 
 
 def test_a_checkpoint_gives_the_logged_loss_again(finished):

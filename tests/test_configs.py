@@ -188,5 +188,6 @@ def test_predictions_name_runs_that_exist():
         assert p["statement"] and p["reason"] and p.get("low", -9) < p.get("high", 9)
         needs = {"delta": {"a", "b"}, "above": {"a", "b", "over"}, "diverges": {"a", "expect"},
                  "noise_floor": {"high"}}[p["quantity"]]
-        assert needs <= set(p) and ("low" in p or "high" in p or p["quantity"] in ("above", "diverges"))
+        bounds = {"low", "high"} & set(p) or p["quantity"] in ("above", "diverges")
+        assert needs <= set(p) and bounds
         assert {q[k] for q in (p, *p.get("over", ())) for k in ("a", "b") if k in q} <= set(NAMES)

@@ -13,6 +13,7 @@ import pytest
 
 import microsynth
 import prepare
+import shards
 import sources
 import tokenizer
 
@@ -95,14 +96,14 @@ def test_bytes_do_not_depend_on_workers_order_folder_or_a_kill(tmp_path, monkeyp
     assert content(prepare.build("text", paths + paths[:3], data_dir=tmp_path / "2", workers=2,
                                  **options)) == content(first)
     # Stopped after every shard, and inside the merge.
-    work, calls = prepare.tokenize_shard, []
+    work, calls = shards.tokenize_shard, []
 
     def stop_now_and_then(job):
         calls.append(job)
         if len(calls) % 2:
             raise KeyboardInterrupt
         return work(job)
-    monkeypatch.setattr(prepare, "tokenize_shard", stop_now_and_then)
+    monkeypatch.setattr(shards, "tokenize_shard", stop_now_and_then)
     monkeypatch.setattr(os, "fsync", lambda f: calls.append(f) or len(calls) % 3 or 1 / 0)
     for _ in range(1000):
         try:

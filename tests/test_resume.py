@@ -13,7 +13,7 @@ import checkpoint
 import train
 
 OPTIMIZERS = [dict(optimizer="muon", muon_order="momentum_first"),
-              dict(optimizer="muon", muon_order="orthogonalize_first", nonfinite="skip"),
+              dict(optimizer="muon", muon_order="orthogonalize_first", dtype="bfloat16"),
               dict(optimizer="adamw", use_ffn=True)]
 
 

@@ -1,4 +1,4 @@
-"""sources.py and the parts of prepare.py: files that are cut, real schemas, the hub, many machines."""
+"""sources.py, and parts: files that are cut, real schemas, the hub, many machines."""
 import random
 import shutil
 import sys
@@ -8,6 +8,7 @@ import pytest
 
 import microsynth
 import prepare
+import shards
 import sources
 
 COLUMNS = ("synth_id language exercise model query query_seed_url query_seed_text "
@@ -22,14 +23,15 @@ def words(rng, n):
     text = []
     while n > 0:
         i = int(rng.paretovariate(0.7)) % 50_000
-        word = "".join(microsynth.SYLLABLES[i // 80**k % 80] for k in range(1 + (i > 40) + (i > 900)))
+        size = 1 + (i > 40) + (i > 900)
+        word = "".join(microsynth.SYLLABLES[i // 80**k % 80] for k in range(size))
         text.append(word if rng.random() > 0.02 else f"\u00e9{word},")
         n -= len(word) + 1
     return " ".join(text)
 
 
 def synth_folder(folder, rows, shards=3, seed=0, scale=1.0):
-    """Parquet files in the schema of PleIAs/SYNTH, one row group each, with its nulls and quirks."""
+    """Parquet files in the schema of PleIAs/SYNTH, a row group each, with its nulls and quirks."""
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     schema = pa.schema([(name, pa.string()) for name in COLUMNS] + [("words", pa.int64())])
     folder.mkdir(parents=True)
@@ -169,8 +171,8 @@ def test_the_hub_is_fetched_file_by_file(synth, tmp_path, monkeypatch, capsys):
     hub = Hub(synth, fail_at=(2, 4))
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     monkeypatch.setattr(sources, "MIN_SHARD", 1)  # a file a shard, as if they were large
-    seen, work = [], prepare.tokenize_shard
-    monkeypatch.setattr(prepare, "tokenize_shard", lambda job: (work(job), seen.append(
+    seen, work = [], shards.tokenize_shard
+    monkeypatch.setattr(shards, "tokenize_shard", lambda job: (work(job), seen.append(
         len(list(tmp_path.glob("*/parts/*.hub/*.parquet")))))[0])
     prepare.build("microsynth", (), "tokens", tmp_path, docs=100, vocab_size=400)
     args = ["synth", "--hub", f"--data_dir={tmp_path}", "--workers=1", "--tokenizer=tokens"]

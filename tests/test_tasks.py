@@ -6,10 +6,12 @@ import random
 import pytest
 import torch
 
+import checkpoint
 import eval_tasks
 import microsynth
 import tiny
-from test_sample import ckpt, main, make  # noqa: F401  a fixture among them
+from test_sample import ckpt, make  # noqa: F401  a fixture among them
+from tokenizer import CheckpointTokenizer
 
 BOS = 1
 
@@ -34,7 +36,8 @@ def test_log_likelihoods_are_direct_sums(monkeypatch):
     # Context and continuation together reach, and pass, the 33 ids of a row and its targets.
     lengths = [(1, 1), (1, 32), (5, 27), (5, 28), (31, 1), (32, 1), (33, 1), (200, 3), (100, 32),
                (3, 0)]
-    pairs = [([BOS, *rng.choices(range(50), k=c - 1)], rng.choices(range(50), k=n)) for c, n in lengths]
+    pairs = [([BOS, *rng.choices(range(50), k=c - 1)], rng.choices(range(50), k=n))
+             for c, n in lengths]
     for context, continuation in pairs[:4]:  # two that greedy decoding gives
         continuation[:] = [direct_best(model, context)]
     found = eval_tasks.score(model, pairs)
@@ -110,11 +113,12 @@ def test_local_tasks_end_to_end(ckpt, tmp_path, monkeypatch, capsys):  # noqa: F
     out = capsys.readouterr().out
     assert "quiz" in out and "byte_perplexity" in out and "cut on the left" in out
     report = json.loads((ckpt.parent / "tasks.json").read_text())
-    state = eval_tasks.checkpoint.read(ckpt)
-    model, text = eval_tasks.checkpoint.build_model(state), eval_tasks.CheckpointTokenizer(state)
+    state = checkpoint.read(ckpt)
+    model, text = checkpoint.build_model(state), CheckpointTokenizer(state)
     bos = text.special["<|bos|>"]
     with torch.no_grad():
-        nats = sum(eval_tasks.score(model, [([bos], text.encode(r).tolist())])[0][0] for r in records)
+        pairs = [([bos], text.encode(page).tolist()) for page in records]
+        nats = sum(eval_tasks.score(model, [pair])[0][0] for pair in pairs)
         right = [max(range(3), key=lambda k: direct(model, [bos, *text.encode(row["q"]).tolist()],
                      text.encode(row["a"][k]).tolist())[0]) == row["gold"] for row in quiz]
     expected = torch.tensor(-nats / sum(len(r.encode()) for r in records)).exp().item()
@@ -128,8 +132,8 @@ def test_local_tasks_end_to_end(ckpt, tmp_path, monkeypatch, capsys):  # noqa: F
 
 def test_generation_stops_at_a_string(ckpt):  # noqa: F811
     pytest.importorskip("lm_eval")
-    state = eval_tasks.checkpoint.read(ckpt)
-    model, text = eval_tasks.checkpoint.build_model(state), eval_tasks.CheckpointTokenizer(state)
+    state = checkpoint.read(ckpt)
+    model, text = checkpoint.build_model(state), CheckpointTokenizer(state)
     lm = eval_tasks.harness_model(model, text, print)
     whole = lm.write("Where did", {"max_gen_toks": 20})
     end = whole[len(whole) // 2:][:2]

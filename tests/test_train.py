@@ -66,6 +66,18 @@ def test_a_rate_of_zero_moves_nothing_and_gradients_are_cleared(tmp_path, monkey
     assert len(seen) == 5 and all(norms == seen[0] for norms in seen)
 
 
+@pytest.mark.parametrize("shape", [dict(vocab_size=64), dict(vocab_size=9), dict(use_ffn=True)])
+def test_muon_gets_the_block_matrices_by_role_whatever_their_shape(shape):
+    model = Transformer(ModelConfig(**dict(vocab_size=320, n_layer=2, n_embd=64, n_head=2,
+                                           n_kv_head=1) | shape))
+    muon, adamw = train.make_optimizer(model, train.TrainConfig(weight_decay=0.3)).param_groups
+    assert all(".c_" in name for name in muon["param_names"]) and muon["kind"] == "muon"
+    assert not any(".c_" in name for name in adamw["param_names"]) and adamw["kind"] == "adamw"
+    names = muon["param_names"] + adamw["param_names"]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+    assert (muon["weight_decay"], adamw["weight_decay"]) == (0.3, 0)
+
+
 # ---------------------------------------------------------------------------- batches
 
 @pytest.mark.parametrize("rows, world, near", [

@@ -48,11 +48,16 @@ def argv(folder, **options):
 
 
 def run(folder, **options):
-    """train.py in this process; its exit code. Signals work afterwards as before."""
+    """train.py in this process; its exit code."""
+    return call(argv(folder, **options))
+
+
+def call(arguments):
+    """train.py in this process, after which signals work as before."""
     torch.set_num_threads(1)
     handlers = {n: signal.getsignal(n) for n in SIGNALS}
     try:
-        return train.run(argv(folder, **options))
+        return train.run(arguments)
     except SystemExit as error:
         return error.code
     finally:
@@ -146,12 +151,12 @@ def flat(nest, path=""):
 
 def assert_same_run(a, b):
     """Weights, every optimizer slot, position, and the log of every step are the same bits."""
-    one, two = (flat({k: v for k, v in state(f).items() if k not in ("config", "world_size")})
-                for f in (a, b))
+    free = ("config", "world_size", "commit")
+    one, two = (flat({k: v for k, v in state(f).items() if k not in free}) for f in (a, b))
     assert one.keys() == two.keys() and any("momentum_buffer" in k or "exp_avg" in k for k in one)
     for key in one:
-        a, b = one[key], two[key]
-        assert torch.equal(a, b) if torch.is_tensor(a) else a == b, key
+        left, right = one[key], two[key]
+        assert torch.equal(left, right) if torch.is_tensor(left) else left == right, key
     for event in ("train", "eval", "done"):
         assert log(a, event) == log(b, event)
     steps = [line["step"] for line in log(b, "train")]
