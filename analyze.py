@@ -7,7 +7,7 @@
 Reads the checkpoints, the milestones and log.jsonl beside them, and the corpus they were trained
 on; what is missing is said and left out. Writes report.md, analysis.json (every number of the
 report) and PNGs to --out, by default analysis/ in the first run's folder. The same input gives the
-same bytes. A difference is SAN minus FFN, or variant minus base, in nats per token.
+same bytes. Of three runs and more it judges predictions.toml too. A difference is SAN minus FFN, or variant minus base, in nats per token.
 """
 
 import itertools
@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 import checkpoint
 import dataset
+import judge
 import measure
 import plots
 import prepare
@@ -57,6 +58,7 @@ class Options:
     eval_tokens: int = 0  # held-out tokens of each sample; 0: what takes about a minute
     resamples: int = 10000  # of every bootstrap
     probes: int = 100  # items of each kind and distance; 0: none
+    predictions: str = ""  # statements to judge; empty: for 3 runs and more, predictions.toml here
 
 
 # -----------------------------------------------------------------------------
@@ -81,13 +83,32 @@ class Run:
         self.config = vars(self.cfg) | config
         self.key = {k: v for k, v in self.config.items() if k not in checkpoint.FREE | {"seed"}}
         self.key |= {"tokens": self.tokens, "data": self.data.get("sha256")}
-        self.events = []
+        self.events, self.diverged, self.started = [], None, None
         if (self.folder / "log.jsonl").is_file():
             lines = (self.folder / "log.jsonl").read_bytes().split(b"\n")[:-1]
             events = [json.loads(line) for line in lines]
             self.events = [e for e in events if e["step"] <= self.step]
+            self.diverged = self.divergence(events)
         else:
             self.left_out.append("no log.jsonl beside it: no curves, no gates over time")
+        if self.diverged is not None:
+            self.left_out.append(f"diverged at step {self.diverged}; what is told of it is of its "
+                                 f"checkpoint at step {self.step}, not of a finished run")
+        if (self.folder / "run.json").is_file():
+            self.started = json.loads((self.folder / "run.json").read_bytes()).get("started")
+
+    def divergence(self, events):
+        """The step at which the run stopped on, or ended with, a value that is not finite."""
+        evals = [e for e in events if e["event"] == "eval"]
+        bad = [e for e in events if e["event"] == "nonfinite"
+               and self.config.get("nonfinite") != "skip"]
+        bad += [e for e in evals[-1:] if not math.isfinite(e["val_loss"])]
+        return bad[-1]["step"] if bad else None
+
+    def status(self):
+        if self.diverged is not None:
+            return "diverged"
+        return "done" if self.step == self.config.get("max_steps") else "unfinished"
 
     def milestones(self):
         """(step, weights) of this run up to this checkpoint, oldest first."""
@@ -105,7 +126,7 @@ class Run:
         return {
             "name": self.name, "arm": "FFN" if self.cfg.use_ffn else "SAN", "seed": self.seed,
             "step": self.step, "tokens": self.tokens, "max_steps": self.config.get("max_steps"),
-            "dataset": self.config.get("dataset"),
+            "dataset": self.config.get("dataset"), "status": self.status(), "started": self.started,
             "settings": {k: self.config.get(k) for k in sorted(vars(self.cfg) | BASE)},
             "params": total, "params_non_embedding": inside,
             "flops_per_token": {c: flops_per_token(self.cfg, mean_context(self.cfg, c))
@@ -309,8 +330,10 @@ def analyse(runs, options):
     records, corpora = measure_all(runs, options, device)
     contrasts = [contrast(c, corpora) for c in found]
     floor, source = noise_floor(options.noise_floor, contrasts)
-    for c in contrasts:
-        if "delta" in c:
+    for c, sides in zip(contrasts, found):
+        if lost := [r.name for s in "ab" for r in sides[s].runs if r.diverged is not None]:
+            c["verdict"], c["reason"] = f"{lost[0]} diverged", "its loss is of an early step"
+        elif "delta" in c:
             c["verdict"], c["reason"] = verdict(c, floor)
     family, base = families(found)
     held = [{"dataset": c.held.data.name, "documents": len(c.held.ids), "too_long": c.held.too_long,
@@ -358,8 +381,15 @@ def main(argv):
             run.name = f"{run.name}@{run.step}"
     if len({r.name for r in runs}) < len(runs):
         raise ConfigError("the same checkpoint, or two folders of one name, were given twice")
+    file, statements = Path(options.predictions or Path(__file__).with_name("predictions.toml")), []
+    # Python 3.10 cannot read them.
+    if options.predictions or len(runs) > 2 and file.is_file() and sys.version_info >= (3, 11):
+        statements = judge.read(file)
     folder = out_folder(options, runs[0])
     analysis = rounded(analyse(runs, options))
+    if statements:
+        times = judge.committed(file, statements)
+        analysis["predictions"] = rounded(judge.judge(analysis, statements, times))
     numbers = json.dumps(analysis, indent=1, sort_keys=True)
     prepare.write_whole(folder / "analysis.json", numbers.encode())
     pictures = plots.draw(analysis, folder)

@@ -324,7 +324,8 @@ class Corpus:
                            for i in (0, 1))
             share = self.held.n[:, cells].sum() / n
             rows.append({"region": region, "exercise": exercise, "share": share,
-                         "delta": float(point), "ci": interval(boot), "weighted": share * point})
+                         "delta": float(point), "ci": interval(boot), "weighted": share * point,
+                         "each": [p[0] - q[0] for p, q in zip(*mean)] if pairs else []})
         total = {r.name: float(self.loss(r.name, slice(None))[0])
                  for side in everyone for r in side}
         return {"cells": rows, "delta": rows[0]["delta"], "ci": rows[0]["ci"],

@@ -1,7 +1,7 @@
 """Turn text into a corpus, data/<name>/: python prepare.py SOURCE [PATHS] [--key=value ...]
 
     python prepare.py microsynth                             # embedded corpus; also microweb
-    python prepare.py text 'corpus/**/*.txt' --name=mine     # a document a file; a few are cut
+    python prepare.py text 'corpus/**/*.txt' --name=mine     # a document a file; under 20, cut
     python prepare.py jsonl a.jsonl b.jsonl --column=body    # a text column, or SYNTH's columns
     python prepare.py parquet folder/ --tokenizer=mine       # with the tokenizer of another corpus
     python prepare.py synth 'SYNTH/*.parquet'                # PleIAs/SYNTH; also fineweb-edu
@@ -185,6 +185,9 @@ def build(source, paths=(), name="", data_dir="data", **options):
     options = Options(name=name, data_dir=str(data_dir), **options)
     options, folder, mine = resolve(source, paths, options)
     work = folder.with_name(folder.name + ".partial")
+    if options.hub == "main" and (work / "plan.json").exists():  # it may have moved on since a kill
+        kept = json.loads((work / "plan.json").read_bytes())["options"]["hub"]
+        options = replace(options, hub=kept or "main")
     jobs = plan(source, paths, options)
     if jobs and jobs[0]["document_bytes"] != options.document_bytes:
         options = replace(options, document_bytes=jobs[0]["document_bytes"])
@@ -206,9 +209,10 @@ def build(source, paths=(), name="", data_dir="data", **options):
     if folder.exists():
         shutil.rmtree(folder)
     os.replace(work, folder)
+    every = re.sub("[0-9]+of", "*of", str(folder.with_suffix("")) + folder.suffix)
     print(f"part        {options.part}, {len(jobs[mine])} of {len(jobs)} shards\n"
-          f"folder      {folder}\nnext        python prepare.py merge {folder.with_suffix('')}.part*of* "
-          f"--name={options.name}")
+          f"folder      {folder}\n"
+          f"next        python prepare.py merge {every} --name={options.name}")
     return folder
 
 

@@ -180,7 +180,8 @@ def run_tables(a):
     rows = []
     for r in a["runs"]:
         h = r.get("held_out", {})
-        rows.append([r["name"], r["arm"], r["settings"]["n_layer"], r["settings"]["n_embd"],
+        name = r["name"] + " (diverged)" * (r["status"] == "diverged")
+        rows.append([name, r["arm"], r["settings"]["n_layer"], r["settings"]["n_embd"],
                      f"{r['params']:,}", f"{r['params_non_embedding']:,}",
                      f"{r['flops_per_token']['dense'] / 1e6:.1f}", f"{r['tokens'] / 1e6:.1f}",
                      number(r["logged_loss"]), number(h.get("loss")), spread(h.get("loss_ci")),
@@ -220,6 +221,24 @@ def seeds_table(a):
                          ", ".join(f"{p['seed']}: {p['delta']:+.4f}" for p in c["paired"])])
     unique = {row[0]: [row[0], f"{row[1]:.4f}", f"{row[2]:.4f}", row[3]] for row in rows}
     return table(["seeds of", "mean", "std (n - 1)", "each"], unique.values()) if rows else ""
+
+
+def prediction_tables(a):
+    rows, told = [], []
+    for p in a.get("predictions", ()):
+        if p.get("history"):
+            told.append([p["id"], p["statement"], p["outcome"]])
+            continue
+        bounds = [f"{k} {p[k]}" for k in ("low", "high", "expect") if k in p]
+        bounds += ["above the others"] * ("over" in p)
+        verdict = p["verdict"] + " (after the fact)" * p["late"]
+        rows.append([p["id"], p["statement"], ", ".join(bounds), number(p["value"], sign="+"),
+                     spread(p["interval"]), number(p["floor"]),
+                     f"{verdict}: {p['why']}" if p["why"] else verdict, p["registered"]])
+    text = [table(["id", "statement", "bounds", "value", "interval, floor included", "floor",
+                   "verdict", "fixed (UTC)"], rows)] * bool(rows)
+    text += [table(["the study's", "statement", "outcome, theirs"], told)] * bool(told)
+    return "\n\n".join(text)
 
 
 def region_tables(a):
@@ -352,12 +371,13 @@ def report(a, pictures, brief=False):
     text.append("Left out:\n" + "\n".join(gone) if gone else "")
     sections = (("runs", "Runs", run_tables), ("curves", "Loss curves", None),
                 ("contrasts", "Contrasts", contrast_table), ("", "", seeds_table),
+                ("predictions", "Predictions", prediction_tables),
                 ("regions", "Where the difference is", region_tables),
                 ("families", "Families of pairs", family_tables), ("depth", "Depth", depth_table),
                 ("decomposition", "Where the loss is", decomposition_tables),
                 ("probes", "Probes", probe_tables), ("spectra", "Spectra", spectra_table),
                 ("gates", "Gates", gate_table), ("rank", "Rank of the stream", rank_table))
-    for key, title, function in sections[: 7 if brief else None]:
+    for key, title, function in sections[: 8 if brief else None]:
         body = function(a) if function else ""
         picture = [f"![{pictures[key][1]}]({pictures[key][0]})", pictures[key][1]] \
             if key in pictures else []

@@ -257,13 +257,15 @@ class Trainer:
         self.step, self.row, self.tokens, self.skipped, self.saved = 0, 0, 0, 0, -1
         self.milestones = {round(cfg.max_steps * i / 4) for i in range(5)}
 
-    def save(self, folder, data_id, log):
+    def save(self, folder, data_id, log=None):
         """A checkpoint of this step, unless there is one."""
         if self.saved != self.step:
-            log.sync()
+            if log:
+                log.sync()
             self.ranks.from_main(lambda: checkpoint.save(
                 checkpoint.collect(self, data_id), folder, self.milestones, self.cfg.keep_last))
-            log.write("save", self.step, path=f"ckpt_{self.step:06d}.pt")
+            if log:
+                log.write("save", self.step, path=f"ckpt_{self.step:06d}.pt")
             self.saved = self.step
 
     def wrap(self, say):
@@ -386,6 +388,9 @@ def main(argv, stop):
     if ranks.main:
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint.clear(folder, everything=not cfg.resume)
+    if start:
+        # Whichever file this came from, ckpt.pt is it before the log is cut to its step.
+        t.save(folder, data_id)
     log = Log(folder, ranks.main, t.step if cfg.resume else None)
     about = describe_run(t, cfg, name, argv, data, log.say)
     if ranks.main and not (cfg.resume and (folder / "run.json").exists()):
@@ -393,8 +398,6 @@ def main(argv, stop):
     if start:
         log.write(start, t.step, world_size=ranks.world, changed=changed)
         log.say(f"{start}: from step {t.step}" + "".join(f"; {c}" for c in changed))
-        # Whichever file this came from, ckpt.pt is now the one that the log goes up to.
-        t.save(folder, data_id, log)
     stop.wait()
     t.wrap(log.say)
     batches = Batches(packing, cfg, ranks, device, data.n_tokens / data.n_docs)

@@ -143,6 +143,23 @@ def test_damaged_and_odd_checkpoints(runs, tmp_path, monkeypatch):
         assert len(analyse(path / "x.pt", out=path)["runs"][0]["spectra"][0]["matrices"]) == 7
 
 
+def test_a_diverged_run_is_called_so(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(analyze.plots, "draw", lambda a, folder: {})
+    lost = tmp_path / "lost"
+    shutil.copytree(runs["rms"], lost)
+    log = (lost / "log.jsonl").read_text().splitlines(keepends=True)[:-3]
+    (lost / "log.jsonl").write_text("".join(log) + '{"event": "nonfinite", "step": 11}\n')
+    shutil.copy(lost / "ckpt_000003.pt", lost / "ckpt.pt")
+    (tmp_path / "p.toml").write_text("[[prediction]]\nid = 'x'\nstatement = 's'\nquantity = "
+                                     "'diverges'\na = 'lost'\nexpect = true\n")
+    a = analyse(lost, runs["san"], out=tmp_path / "o", predictions=tmp_path / "p.toml")
+    assert [r["status"] for r in a["runs"]] == ["diverged", "done"]
+    assert a["contrasts"][0]["verdict"] == "lost diverged"
+    assert "step 11" in a["runs"][0]["left_out"][0]
+    assert a["predictions"][0]["verdict"] == "confirmed"
+    assert "AFTER the run started" in (tmp_path / "o" / "report.md").read_text()
+
+
 def test_mistakes_end_in_one_line(runs, tmp_path):
     (tmp_path / "no.pt").write_text("nothing")
     shutil.copytree(runs["san"], tmp_path / "san")

@@ -3,6 +3,7 @@ import random
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -141,19 +142,19 @@ class Hub:
     """What is used of huggingface_hub, on a folder; each download is counted, some fail."""
 
     def __init__(self, folder, fail_at=()):
-        self.folder, self.fail_at, self.calls, self.sha = folder, fail_at, [], "0d6813a"
+        self.folder, self.fail_at, self.calls = folder, fail_at, []
+        self.sha = self.main = "0d6813a"
         self.HfApi, self.__spec__ = lambda: self, True
 
     def dataset_info(self, repo, revision):
-        assert (repo, revision) in (("PleIAs/SYNTH", "main"), ("PleIAs/SYNTH", self.sha))
-        return self
+        assert repo == "PleIAs/SYNTH"
+        return SimpleNamespace(sha=self.main if revision == "main" else revision)
 
     def list_repo_tree(self, repo, path, revision, repo_type):
         assert revision == self.sha and repo_type == "dataset"
-        entry = type("Entry", (), {})
         for file in sorted(self.folder.iterdir(), reverse=True):
-            yield vars(found := entry()).update(path=file.name, size=file.stat().st_size) or found
-        yield vars(found := entry()).update(path="README.md", size=1) or found
+            yield SimpleNamespace(path=file.name, size=file.stat().st_size)
+        yield SimpleNamespace(path="README.md", size=1)
 
     def hf_hub_download(self, repo, path, repo_type, revision, local_dir):
         assert revision == self.sha
@@ -180,6 +181,7 @@ def test_the_hub_is_fetched_file_by_file(synth, tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit):
             prepare.main(args)
         assert "lost; the same command goes on" in capsys.readouterr().err
+        hub.main = "moved on"  # a killed run stays with what it began with
     prepare.main(args)
     assert seen == [0] * len(seen) and len(hub.calls) == 5  # each once, and two that failed
     prepare.build("synth", [str(synth)], "local", tmp_path, tokenizer="tokens", workers=1)
