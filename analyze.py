@@ -7,7 +7,8 @@
 Reads the checkpoints, the milestones and log.jsonl beside them, and the corpus they were trained
 on; what is missing is said and left out. Writes report.md, analysis.json (every number of the
 report) and PNGs to --out, by default analysis/ in the first run's folder. The same input gives the
-same bytes. Of three runs and more it judges predictions.toml too. A difference is SAN minus FFN, or variant minus base, in nats per token.
+same bytes. A difference is SAN minus FFN, or variant minus base, in nats per token. Three runs or
+more are held against predictions.toml too (judge.py).
 """
 
 import itertools

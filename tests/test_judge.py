@@ -91,7 +91,8 @@ def test_mistakes_end_in_one_line(tmp_path):
     for text, message in {
             "x = ": "Invalid value", "[[predictions]]": "mean prediction",
             HEAD + "quantity = 'detla'": "mean delta", HEAD + pair: "lacks b",
-            HEAD + pair + "b = 'y'\nregion = 'anwser'": "mean answer", "[prediction]\nid = 1": "double",
+            HEAD + pair + "b = 'y'\nregion = 'anwser'": "mean answer",
+            "[prediction]\nid = 1": "double",
             HEAD + "quantity = 'noise_floor'\nhgih = 1": "mean high",
             HEAD + "quantity = 'noise_floor'\nlow = 2\nhigh = 1": "low is above high",
             HEAD + "quantity = 'noise_floor'\nlow = '2'": "low cannot be '2'",
