@@ -6,16 +6,18 @@ Apart from model.py because it changes with kernels and torch versions, not with
 Shapes: B rows, T tokens, N = B * T, H query heads, K key/value heads, D head width.
 """
 
+import functools
+import importlib.util
 import inspect
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from torch.nn.attention.varlen import varlen_attn
 
 KERNELS = ("document", "varlen", "dense", "flex")
-_VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters  # from torch 2.12 on
+# Set by _load: importing these needs a compiler cache, which not every machine can write.
+varlen_attn = flex_attention = create_block_mask = None
+varlen_has_gqa = False
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -99,6 +101,21 @@ def _document_attention_grad(ctx, grad, _):
 document_attention.register_autograd(_document_attention_grad, setup_context=_save_for_backward)
 
 
+@functools.cache
+def _load():
+    """Import the CUDA kernels; FlashAttention 3 behind varlen_attn where it is installed."""
+    global varlen_attn, flex_attention, create_block_mask, varlen_has_gqa
+    from torch.nn.attention import flex_attention as flex
+    from torch.nn.attention import varlen
+
+    varlen_attn = varlen.varlen_attn
+    flex_attention, create_block_mask = flex.flex_attention, flex.create_block_mask
+    varlen_has_gqa = "enable_gqa" in inspect.signature(varlen_attn).parameters  # from 2.12 on
+    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+    if hopper and importlib.util.find_spec("flash_attn_interface"):
+        torch.nn.attention.activate_flash_attention_impl("FA3")
+
+
 def attention_layout(cu_seqlens, B, T, kernel):
     """What attend() needs to know about the documents of a batch, built once for all layers.
 
@@ -109,6 +126,8 @@ def attention_layout(cu_seqlens, B, T, kernel):
     """
     if kernel not in KERNELS:
         raise ValueError(f"kernel is {kernel!r}; choose auto, {', '.join(KERNELS)}")
+    if kernel in ("varlen", "flex"):
+        _load()
     if kernel in ("document", "varlen"):
         return cu_seqlens
     token = torch.arange(B * T, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
@@ -141,7 +160,7 @@ def attend(q, k, v, layout):
     if callable(layout):
         return layout(q, k, v)
     B, T, H, _ = q.shape
-    if isinstance(layout, BlockMask):
+    if not isinstance(layout, torch.Tensor):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         return flex_attention(q, k, v, block_mask=layout, enable_gqa=True).transpose(1, 2)
     if layout.dtype == torch.bool:
@@ -152,7 +171,7 @@ def attend(q, k, v, layout):
     q, k, v = (rearrange(x, "b t h d -> (b t) h d") for x in (q, k, v))
     if not q.is_cuda:
         out = document_attention(q, k, v, layout)[0]
-    elif _VARLEN_HAS_GQA:
+    elif varlen_has_gqa:
         out = varlen_attn(q, k, v, layout, layout, T, T, window_size=(-1, 0), enable_gqa=True)
     else:
         k, v = (repeat(x, "n k d -> n (k g) d", g=H // x.shape[1]) for x in (k, v))

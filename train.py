@@ -397,6 +397,7 @@ def main(argv, stop):
         prepare.write_whole(folder / "run.json", json.dumps(about, indent=1).encode())
     if start:
         log.write(start, t.step, world_size=ranks.world, changed=changed)
+        log.write("save", t.step, path=f"ckpt_{t.step:06d}.pt")
         log.say(f"{start}: from step {t.step}" + "".join(f"; {c}" for c in changed))
     stop.wait()
     t.wrap(log.say)
