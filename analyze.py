@@ -403,5 +403,5 @@ def main(argv):
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (UserError, dataset.DataError) as error:
+    except UserError as error:
         fail(error)

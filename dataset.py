@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from configurator import UserError
+
 REGIONS = ("query", "trace", "answer", "other", "text")
 SPECIALS = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 # What each binary file holds: dtype, which count of meta.json, values per count.
@@ -23,7 +25,7 @@ MAX_VOCAB = 1 << 16  # ids are stored as uint16
 HELD_OUT = 0x5EED0FFE11D007  # keys the order that sets validation documents apart, for ever
 
 
-class DataError(ValueError):
+class DataError(UserError):
     """Something the user can repair, told in one line."""
 
 

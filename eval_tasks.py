@@ -175,5 +175,5 @@ def main(argv):
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (UserError, DataError, OSError) as error:
+    except (UserError, OSError) as error:
         fail(error)

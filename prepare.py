@@ -62,11 +62,14 @@ class Options:
 def write_whole(path, data):
     """Write bytes so that path holds either its old content or all of the new."""
     temp = f"{path}.tmp{os.getpid()}"
-    with open(temp, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temp, path)
+    try:
+        with open(temp, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temp, path)
+    finally:
+        Path(temp).unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------------------- tokenizer

@@ -20,11 +20,10 @@ from tqdm import tqdm
 
 import prepare
 from configurator import ConfigError, UserError
-from dataset import DataError
 
 STOPPED = 75  # exit code: a signal stopped the run (EX_TEMPFAIL: try again)
 SIGNALS = {signal.SIGTERM, signal.SIGINT}
-MISTAKES = (UserError, DataError, OSError)  # what ends in one line instead of a traceback
+MISTAKES = (UserError, OSError)  # what ends in one line instead of a traceback
 
 
 class Ranks:

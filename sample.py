@@ -166,7 +166,7 @@ def main(argv):
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (UserError, DataError, OSError) as error:
+    except (UserError, OSError) as error:
         fail(error)
     except KeyboardInterrupt:
         sys.exit(130)

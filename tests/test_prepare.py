@@ -14,8 +14,6 @@ import pytest
 import microsynth
 import prepare
 import shards
-import sources
-import tokenizer
 
 HARD = ["plain text", " \t two  leading\r\nand trailing  ", "<|im_start|>system <|bos|></think>",
         "a" * 300_000, " " * 300_000 + "x", "nul \0, \u2028 and \x85 and \x0b", "12345678901",
@@ -84,7 +82,7 @@ def test_entropy_is_the_generators_by_region(tmp_path):
 
 
 def test_bytes_do_not_depend_on_workers_order_folder_or_a_kill(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "MIN_SHARD", 1 << 12)
+    monkeypatch.setattr("sources.MIN_SHARD", 1 << 12)
     texts = [f"{record['text']}\r\n" for record in microsynth.generate(60, variant="web")]
     for folder in "ab":
         for i, text in enumerate(texts):
@@ -136,7 +134,7 @@ def test_a_killed_run_is_finished_by_the_next(tmp_path):
 def test_a_panic_of_the_tokenizer_costs_one_document(tmp_path, monkeypatch):
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "abc"}] * 2)
     first = prepare.build("jsonl", [path], "first", tmp_path, vocab_size=262)
-    monkeypatch.setattr(tokenizer, "MAX_PIECE", 10**9)  # without it the regex engine overflows
+    monkeypatch.setattr("tokenizer.MAX_PIECE", 10**9)  # without it the regex engine overflows
     texts = [{"text": text} for text in ("before", " " * 1_500_000 + "x", "after")]
     path = write_jsonl(tmp_path / "b.jsonl", texts)
     data = prepare.Dataset(prepare.build("jsonl", [path], "b", tmp_path, tokenizer=str(first)))

@@ -211,7 +211,6 @@ def test_a_missing_compiler_means_eager_and_one_line(tmp_path):
     assert "Traceback" not in text and text.count("\n") < 15
 
 
-@pytest.mark.xfail(reason="attention.py loads the compiler while it is imported", strict=False)
 def test_a_cache_folder_that_cannot_be_made_names_the_variable(tmp_path):
     process = start("train.py", *tiny.argv(tmp_path / "run"),
                     TORCHINDUCTOR_CACHE_DIR="/dev/null/none")
