@@ -211,11 +211,11 @@ class Batches:
             n_scored += int((y >= 0).sum())
             pairs += int((lengths * (lengths + 1)).sum()) // 2
             micro.append([torch.from_numpy(a) for a in (x, y, cu)])
+            if self.device.type == "cuda":  # here, in the loader's thread, pinning costs no step
+                micro[-1] = [t.pin_memory() for t in micro[-1]]
         return micro, n_scored, digest, pairs
 
     def to_device(self, micro):
-        if self.device.type == "cuda":
-            micro = [t.pin_memory() for t in micro]
         return [t.to(self.device, non_blocking=True) for t in micro]
 
 
