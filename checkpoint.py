@@ -33,7 +33,7 @@ from runtime import commit
 # What may differ between a run and its continuation without changing the result.
 FREE = {"out_dir", "data_dir", "partner", "resume", "branch", "overwrite", "verify_data", "compile",
         "compile_whole", "device", "device_batch_size", "eval_every", "eval_tokens", "log_every",
-        "save_every", "keep_last", "nonfinite"}  # fmt: skip
+        "save_every", "keep_last", "nonfinite", "wandb_project"}  # fmt: skip
 SHAPE = {f.name for f in dataclasses.fields(ModelConfig)} | {"optimizer"}
 
 

@@ -4,12 +4,14 @@ Apart from train.py because none of it is about training: it changes with machin
 """
 
 import functools
+import hashlib
 import json
 import math
 import os
 import platform
 import signal
 import subprocess
+import threading
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -114,7 +116,7 @@ class Log:
     """log.jsonl and the console, on rank 0 only. A resume at a step cuts what it will repeat."""
 
     def __init__(self, folder, main, resume_step=None):
-        self.file = None
+        self.file, self.watch = None, None
         if main:
             path, keep = Path(folder) / "log.jsonl", []
             if resume_step is not None and path.exists():
@@ -135,6 +137,8 @@ class Log:
         if self.file:
             self.file.write(json.dumps({"event": event, "step": step, **values}) + "\n")
             self.file.flush()
+            if self.watch:
+                self.watch.write(event, step, values)
 
     def sync(self):
         """Onto the disk: a checkpoint must not outlive the lines before it."""
@@ -144,6 +148,48 @@ class Log:
     def say(self, text):
         if self.file:
             tqdm.write(text)
+
+    def close(self):
+        if self.watch:
+            self.watch.close()
+
+
+class Watch:
+    """Numbers of log.jsonl to Weights & Biases as well, where --wandb_project asks for it. Whatever
+    fails there is said once and ends the watching, never the run."""
+
+    def __init__(self, project, name, folder, say):
+        self.run, self.say = None, say
+        if project:
+            self._safely(self._open, project, name, folder)
+
+    def _open(self, project, name, folder):
+        import wandb
+        about = (Path(folder) / "run.json").read_bytes()  # stays over a resume, and so does the id
+        self.run = wandb.init(
+            project=project, name=name or None, dir=str(folder), config=json.loads(about),
+            id=hashlib.sha256(about).hexdigest()[:16], resume="allow",
+            settings=wandb.Settings(init_timeout=60))  # fmt: skip
+
+    def _safely(self, act, *values, **options):
+        try:
+            act(*values, **options)
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            self.run = None
+            self.say(f"wandb: off from here, the run goes on and log.jsonl has all: {reason}")
+
+    def write(self, event, step, values):
+        if self.run:
+            numbers = {f"{event}/{k}": v for k, v in values.items() if isinstance(v, (int, float))}
+            self._safely(self.run.log, numbers, step=step)
+
+    def close(self):
+        """Wait a minute for what is still to be sent; without a connection it would take for ever."""
+        if self.run:
+            last = threading.Thread(target=self._safely, args=(self.run.finish,), daemon=True)
+            last.start()
+            last.join(60)
 
 
 def pick_device(cfg, ranks):

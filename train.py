@@ -35,8 +35,8 @@ import prepare
 from configurator import ConfigError, fail, load, model_fields
 from model import ModelConfig, Transformer, flops_per_token, mean_context, num_params
 from muon import ORDERS, Muon
-from runtime import (MISTAKES, STOPPED, Log, Ranks, Stop, compile_model, machine, open_data,
-                     peak_flops, pick_device)
+from runtime import (MISTAKES, STOPPED, Log, Ranks, Stop, Watch, compile_model, machine,
+                     open_data, peak_flops, pick_device)
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ class TrainConfig:
     eval_tokens: int = 4194304  # held-out tokens per evaluation, the same rows every time
     log_every: int = 10
     save_every: int = 1000  # milestones at 0, 25, 50, 75, 100 % are kept besides
+    wandb_project: str = ""  # log to this Weights & Biases project as well; empty: off
     keep_last: int = 1  # newest checkpoints kept, milestones not counted
 
     # machine
@@ -400,6 +401,8 @@ def main(argv, stop):
         log.write("save", t.step, path=f"ckpt_{t.step:06d}.pt")
         log.say(f"{start}: from step {t.step}" + "".join(f"; {c}" for c in changed))
     stop.wait()
+    if ranks.main and cfg.wandb_project:
+        log.watch = Watch(cfg.wandb_project, name, folder, log.say)
     t.wrap(log.say)
     batches = Batches(packing, cfg, ranks, device, data.n_tokens / data.n_docs)
     peak, began = peak_flops(device), time.perf_counter()
@@ -462,6 +465,7 @@ def main(argv, stop):
     if not finished:
         t.save(folder, data_id, log)
         log.say(f"stopped by a signal at step {t.step}, saved; --resume goes on")
+        log.close()
         return STOPPED
     speed = statistics.median(speeds[10:] or speeds) if speeds else 0.0
     took = time.perf_counter() - began
@@ -472,6 +476,7 @@ def main(argv, stop):
             (f"val_loss {val_loss:.4f} nats per token, " if val_loss is not None else "") +
             f"{speed:,.0f} tokens/s, {took / 60:.1f} minutes")
     log.say(f"next: python analyze.py {folder}/ckpt.pt")
+    log.close()
     return 0
 
 
