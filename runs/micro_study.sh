@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The miniature: the study's controls on the embedded corpora, about 45 minutes on two cores.
-# Each arm is swept at 300 steps and trained at its own lock for 1000 steps (4.1M tokens).
+# The miniature: the study's controls on the embedded corpora, about an hour on two cores.
+# Each arm is swept at 400 steps and trained at its own lock for 1500 steps (3.1M tokens).
 #     bash runs/micro_study.sh            # stop it at any time; the same command goes on
 # Then out/report/report.md. Predictions of what comes out: predictions.toml.
 
@@ -14,14 +14,14 @@ done
 
 lock() {  # the locked rate of an arm; without an interior minimum the script ends here
     if [ -n "$DRY" ]; then echo 0.02; return; fi
-    python sweep.py "config/$1.py" --steps=300 "--out_dir=$OUT/sweep/$1" --print_lock 2>/dev/null
+    python sweep.py "config/$1.py" --steps=400 "--out_dir=$OUT/sweep/$1" --print_lock 2>/dev/null
 }
 
 # The slowest first, so that both cores are busy to the end.
-tune micro_ffn_depth --steps=300
-tune micro_san --steps=300
-tune micro_ffn_param --steps=300
-tune micro_ffn_flop --steps=300
+tune micro_ffn_depth --steps=400
+tune micro_san --steps=400
+tune micro_ffn_param --steps=400
+tune micro_ffn_flop --steps=400
 await "$OUT/sweep/micro_san"; rate=$(lock micro_san); san=--muon_lr=$rate
 train micro_san $san
 await "$OUT/sweep/micro_ffn_depth"; rate=$(lock micro_ffn_depth)
