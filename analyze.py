@@ -30,7 +30,7 @@ import judge
 import measure
 import plots
 import prepare
-from configurator import ConfigError, UserError, fail, load
+from configurator import ConfigError, UserError, fail, load, split
 from model import ModelConfig, flops_per_token, mean_context, num_params
 from report import report
 
@@ -371,8 +371,8 @@ def out_folder(options, run):
 
 
 def main(argv):
-    paths = [a for a in argv if not a.startswith("-")]
-    options, _ = load(Options, [a for a in argv if a.startswith("-")])
+    paths, flags = split(Options, argv)
+    options, _ = load(Options, flags)
     if not paths:
         raise ConfigError("give at least one checkpoint: python analyze.py out/<run>/ckpt.pt")
     runs = [Run(path) for path in paths]

@@ -26,23 +26,40 @@ class ConfigError(UserError):
     """An option that does not exist, has the wrong type, or does not fit the others."""
 
 
-def load(cls, argv):
+def split(cls, argv, bare=()):
+    """(words, flags as --key=value) of argv, where --key value and a bare --truth_value do as well.
+    bare: what a flag that stands alone means, by key. Prints the options and ends on --help."""
+    types, words, flags, rest = {f.name: f.type for f in dataclasses.fields(cls)}, [], [], iter(argv)
+    for word in rest:
+        if word in ("-h", "--help"):
+            print(describe(cls))
+            raise SystemExit(0)
+        key = word.removeprefix("--")
+        if not word.startswith("-"):
+            words.append(word)
+            continue
+        if key in types and types[key] in (bool, "bool"):
+            word += "=true"
+        elif key in bare:
+            word += f"={bare[key]}"
+        elif key in types and (value := next(rest, None)) is not None:
+            word += f"={value}"
+        flags.append(word)
+    return words, flags
+
+
+def load(cls, argv, bare=()):
     """Returns (cls instance, run name = last config file's stem, or ""). Raises ConfigError."""
     types = {f.name: f.type for f in dataclasses.fields(cls)}
     values, name = {}, ""
-    flags = [a for a in argv if a.startswith("-")]
-    if {"-h", "--help"} & set(flags):
-        print(describe(cls))
-        raise SystemExit(0)
-    for file in (a for a in argv if not a.startswith("-")):
+    files, flags = split(cls, argv, bare)
+    for file in files:
         for key, value in _read(file).items():
             values[key] = _convert(key, value, types, file)
         name = Path(file).stem
     for flag in flags:
         key, equals, text = flag.removeprefix("--").partition("=")
-        if not equals and types.get(key) in (bool, "bool"):
-            equals, text = "=", "true"
-        if not equals or not flag.startswith("--"):
+        if not flag.startswith("--") or key in types and not equals:
             raise ConfigError(f"flag {flag!r}: write it as --key=value")
         values[key] = _convert(key, text, types, f"--{key}", parse=True)
     return cls(**values), name

@@ -305,11 +305,7 @@ def main(argv):
     if not argv or {"-h", "--help"} & set(argv):
         print(__doc__, configurator.describe(Options), sep="\n")
         return
-    words, flags, argv = [], [], iter("--hub=main" if word == "--hub" else word for word in argv)
-    for word in argv:
-        if word.startswith("--") and "=" not in word and word != "--overwrite":
-            word += "=" + next(argv, "")
-        (flags if word.startswith("-") else words).append(word)
+    words, flags = configurator.split(Options, argv, bare={"hub": "main"})
     try:
         options, _ = configurator.load(Options, flags)
         if not words:

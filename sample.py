@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 import checkpoint
 from attention import attend
-from configurator import ConfigError, UserError, fail, load
+from configurator import ConfigError, UserError, fail, load, split
 from dataset import DataError
 from tokenizer import CheckpointTokenizer
 
@@ -133,8 +133,8 @@ def show(steps, token_bytes, openings):
 
 def open_checkpoint(cls, argv, say):
     """(options, path, checkpoint, model, tokenizer) of a command line that names one checkpoint."""
-    options, _ = load(cls, [a for a in argv if a.startswith("-")])
-    paths = [Path(a) for a in argv if not a.startswith("-")]
+    paths, flags = split(cls, argv)
+    options, paths = load(cls, flags)[0], [Path(p) for p in paths]
     if len(paths) != 1:
         raise ConfigError("give one checkpoint, as out/micro_san/ckpt.pt; --help lists options")
     path = paths[0] / "ckpt.pt" if paths[0].is_dir() else paths[0]

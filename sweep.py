@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from checkpoint import FREE, differences
-from configurator import ConfigError, UserError, fail, load
+from configurator import ConfigError, UserError, fail, load, split
 from prepare import write_whole
 from runtime import MISTAKES, SIGNALS, STOPPED, Ranks
 from train import TrainConfig, open_data
@@ -158,8 +158,8 @@ def shown(loss):
 
 
 def main(argv):
-    configs = [a for a in argv if not a.startswith("-")]
-    options, _ = load(SweepConfig, [a for a in argv if a.startswith("-")])
+    configs, flags = split(SweepConfig, argv)
+    options, _ = load(SweepConfig, flags)
     if len(configs) != 1 or options.jobs < 1 or options.jobs > 1 < options.nproc:
         raise ConfigError("give one config; jobs is at least 1, and 1 with nproc above 1")
     with contextlib.redirect_stdout(sys.stderr) if options.print_lock else contextlib.nullcontext():

@@ -355,7 +355,7 @@ def describe_run(t, cfg, name, argv, data, say):
 def main(argv, stop):
     """Train; returns the exit code. stop: true once a signal came."""
     ranks = Ranks()
-    cfg, name = load(TrainConfig, ["--resume=newest" if a == "--resume" else a for a in argv])
+    cfg, name = load(TrainConfig, argv, bare={"resume": "newest"})
     device, dtype = pick_device(cfg, ranks)
     ranks.start(device)
     check_batch(cfg, ranks.world)

@@ -98,3 +98,10 @@ def test_a_mistake_writes_nothing_and_ends_in_one_line(tmp_path, monkeypatch, ca
         train.run(["--n_layr=3"])
     assert end.value.code == 2 and not list(tmp_path.iterdir())
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_value_may_follow_its_flag_and_a_truth_value_may_be_left_out():
+    argv = ["--max_steps", "7", "--overwrite", "config/micro_san.py", "--resume", "--seed=3"]
+    cfg, name = load(TrainConfig, argv, bare={"resume": "newest"})
+    assert (cfg.max_steps, cfg.overwrite, cfg.resume, cfg.seed) == (7, True, "newest", 3)
+    assert name == "micro_san"
