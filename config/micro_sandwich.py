@@ -1,6 +1,6 @@
 # micro_san with a norm on each sublayer's output, before the gate. Partner: micro_san.
 # python train.py config/micro_sandwich.py
-# Expect 190,090 parameters; val loss in RESULTS.md (3.1M tokens).
+# Expect 190,090 parameters; val loss in RESULTS.md (4.1M tokens).
 
 partner = "micro_san"
 post_norm = True
@@ -10,7 +10,7 @@ n_embd, n_head, n_kv_head = 64, 4, 2
 block_size = 128
 total_batch_size = 2048
 device_batch_size = 16
-max_steps = 1500
+max_steps = 2000
 eval_every = 250
 eval_tokens = 65536
 dtype = "float32"  # measured: at this width bfloat16 is slower on a CPU

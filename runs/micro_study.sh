@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The miniature: the study's controls on the embedded corpora, about an hour on two cores.
-# Each arm is swept at 400 steps and trained at its own lock for 1500 steps (3.1M tokens).
+# The miniature: the study's controls on the embedded corpora, about 80 minutes on two cores (estimated).
+# Each arm is swept at 400 steps and trained at its own lock for 2000 steps (4.1M tokens).
 #     bash runs/micro_study.sh            # stop it at any time; the same command goes on
 # Then out/report/report.md. Predictions of what comes out: predictions.toml.
 
