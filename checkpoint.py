@@ -13,7 +13,7 @@ A file holds, and needs nothing of this repo to be read:
     model_config  the fields of ModelConfig;  config: those of TrainConfig
     step, row, tokens   updates done, next row of the data, tokens seen
     data, commit, world_size, rng, skipped (updates dropped as not finite)
-The logits follow from model and model_config by the equations in the README.
+The README's equations give the logits from model and model_config.
 """
 
 import contextlib
