@@ -5,7 +5,7 @@
 partner = "micro_san"
 use_ffn = True
 n_layer = 10
-muon_lr = 0.06
+muon_lr = 0.03  # that of micro_ffn_param; sweep it before a comparison
 
 n_embd, n_head, n_kv_head = 64, 4, 2
 block_size = 128

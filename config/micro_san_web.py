@@ -5,7 +5,7 @@
 partner = "micro_ffn_web"
 use_ffn = False
 n_layer = 10
-muon_lr = 0.02
+muon_lr = 0.01  # locked by sweep.py at 400 steps on micro_san
 
 dataset = "microweb"
 n_embd, n_head, n_kv_head = 64, 4, 2
