@@ -5,6 +5,7 @@
 partner = "micro_san"
 norm = "rms"
 n_layer = 10
+muon_lr = 0.01  # locked by sweep.py at 400 steps on micro_san
 
 n_embd, n_head, n_kv_head = 64, 4, 2
 block_size = 128
