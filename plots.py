@@ -172,6 +172,7 @@ def draw_gates(a):
     for (r, part), ax in zip(maps, axes[0, 1:]):
         layers, times = len(r["gates"]["now"][part]), r["gates"]["log_tokens"]
         image = ax.imshow(list(zip(*r["gates"]["log"][part])), aspect="auto", origin="lower",
+                          interpolation="nearest",
                           cmap="cividis", vmin=min(values), vmax=max(values),
                           extent=(times[0] / 1e6, times[-1] / 1e6, 0.5, layers + 0.5))
         ax.grid(False)
@@ -200,8 +201,10 @@ def draw_rank(a):
         colour, dash = look[r["name"]]
         x = [100 * i / (len(rank) - 1) for i in range(len(rank))]
         ax.plot(x, rank, color=colour, ls=dash, marker="o", ms=4, label=r["name"])
-        ax.annotate(f"layer {low}: {rank[low]:.0f}", (x[low], rank[low]), xytext=(0, -12),
-                    textcoords="offset points", ha="center", va="top", color=colour, fontsize=9)
+        above = len(runs) > 1 and rank[low] == max(min(o["rank"]["by_layer"]) for o in runs)
+        ax.annotate(f"layer {low}: {rank[low]:.0f}", (x[low], rank[low]), textcoords="offset points",
+                    xytext=(0, 8 if above else -8), va="bottom" if above else "top", ha="center",
+                    color=colour, fontsize=9)
     ax.axhline(runs[0]["rank"]["width"], color=PALE, lw=1)
     ax.text(0, runs[0]["rank"]["width"], "width of the stream", color=GREY, va="bottom", fontsize=9)
     ax.set_ylim(0, 1.12 * max(r["rank"]["width"] for r in runs))
@@ -236,9 +239,15 @@ def draw_decomposition(a):
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
     key = "excess" if "excess" in runs[0]["decomposition"][0] else "loss"
-    worst = max(names, key=lambda n: first[n]["share"] * first[n][key])
-    share = first[worst]["share"] * first[worst][key] / runs[0]["decomposition"][0][key]
-    ax.set_title(f"{runs[0]['name']}: {share:.0%} of the {key} is {worst[1]}, {worst[0]}")
+    if len(runs) == 2:
+        other = {(c["region"], c["exercise"]): c["loss"] for c in runs[1]["decomposition"]}
+        worst = max(names, key=lambda n: first[n]["share"] * abs(first[n]["loss"] - other[n]))
+        ax.set_title(f"{runs[0]['name']} and {runs[1]['name']} differ most in {worst[1]}, {worst[0]}: "
+                     f"{first[worst]['loss']:.2f} and {other[worst]:.2f}")
+    else:
+        worst = max(names, key=lambda n: first[n]["share"] * first[n][key])
+        share = first[worst]["share"] * first[worst][key] / runs[0]["decomposition"][0][key]
+        ax.set_title(f"{runs[0]['name']}: {share:.0%} of the {key} is {worst[1]}, {worst[0]}")
     ax.set_xlabel("nats per token" + ("; grey: the generator's own entropy, which no model passes"
                                       if key == "excess" else ""))
     handles, labels = ax.get_legend_handles_labels()
