@@ -74,7 +74,7 @@ class TrainConfig:
 
     # batch
     total_batch_size: int = 1048576  # tokens per optimizer step, over all devices
-    device_batch_size: int = 32  # rows per device and micro-step: a matter of memory only
+    device_batch_size: int = 32  # rows per device and micro-step at most: a matter of memory only
 
     # optimizer: absolute peak rates, the same on any number of devices
     optimizer: str = "muon"  # muon (AdamW on what is not a block matrix) | adamw (everything)
@@ -142,8 +142,12 @@ class TrainConfig:
         return self.total_batch_size // self.block_size
 
 
-def check_batch(cfg, world):
-    """Raise ConfigError unless rows divide over steps, ranks and micro-steps."""
+def fit_batch(cfg, world):
+    """cfg with device_batch_size lowered to a rank's rows of a step where it is more. Raises
+    ConfigError unless rows divide over steps, ranks and micro-steps."""
+    share, left = divmod(cfg.total_batch_size, cfg.block_size * world)
+    if not left and share:
+        cfg = replace(cfg, device_batch_size=min(cfg.device_batch_size, share))
     unit = cfg.block_size * cfg.device_batch_size * world
     if cfg.total_batch_size % unit:
         below = cfg.total_batch_size // unit * unit
@@ -152,6 +156,7 @@ def check_batch(cfg, world):
             f"total_batch_size {cfg.total_batch_size} is not a multiple of block_size "
             f"{cfg.block_size} x device_batch_size {cfg.device_batch_size} x {world} ranks = "
             f"{unit}; nearest that work: {near}")
+    return cfg
 
 
 # -----------------------------------------------------------------------------
@@ -358,7 +363,7 @@ def main(argv, stop):
     cfg, name = load(TrainConfig, argv, bare={"resume": "newest"})
     device, dtype = pick_device(cfg, ranks)
     ranks.start(device)
-    check_batch(cfg, ranks.world)
+    cfg = fit_batch(cfg, ranks.world)
     data = open_data(cfg, ranks)
     # What auto and -1 come to is kept with the run, so that a resume elsewhere means the same.
     cfg = replace(cfg, vocab_size=cfg.vocab_size or data.vocab_size, decay_steps=cfg.decay,

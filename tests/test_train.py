@@ -81,14 +81,18 @@ def test_muon_gets_the_block_matrices_by_role_whatever_their_shape(shape):
 # ---------------------------------------------------------------------------- batches
 
 @pytest.mark.parametrize("rows, world, near", [
-    (3, 1, "nearest that work: 384 or 576"), (16, 1, "nearest that work: 1024"),
-    (4, 3, "x 3 ranks = 768; nearest that work: 768")])
+    (3, 1, "nearest that work: 384 or 576"), (4, 3, "x 3 ranks = 768; nearest that work: 768"),
+    (4, 16, "x 16 ranks = 4096; nearest that work: 4096")])
 def test_a_batch_that_does_not_divide_is_refused_with_what_would(rows, world, near):
     cfg = train.TrainConfig(total_batch_size=512, block_size=64, device_batch_size=rows)
     with pytest.raises(train.ConfigError, match=near):
-        train.check_batch(cfg, world)
-    for world in (1, 2):
-        train.check_batch(train.replace(cfg, device_batch_size=4), world)
+        train.fit_batch(cfg, world)
+
+
+@pytest.mark.parametrize("rows, world, fit", [(4, 1, 4), (4, 2, 4), (16, 1, 8), (16, 2, 4)])
+def test_a_device_batch_is_at_most_what_a_rank_has_to_do(rows, world, fit):
+    cfg = train.TrainConfig(total_batch_size=512, block_size=64, device_batch_size=rows)
+    assert train.fit_batch(cfg, world) == train.replace(cfg, device_batch_size=fit)
 
 
 def test_rows_are_shared_without_overlap_whatever_the_split(straight):
