@@ -109,7 +109,9 @@ class Stop:
 
     def __bool__(self):
         pending = signal.sigpending() if hasattr(signal, "sigpending") else set()
-        return self.seen or bool(pending & SIGNALS)
+        # Kept, for a thread that does not block it may take the signal over the next moment.
+        self.seen = self.seen or bool(pending & SIGNALS)
+        return self.seen
 
 
 class Log:

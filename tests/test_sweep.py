@@ -3,14 +3,12 @@ import json
 import os
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 import sweep
 from configurator import ConfigError, UserError
 
-CONFIG = str(Path(__file__).parents[1] / "config" / "micro_san.py")
 # A valley in log2 of the rate: it writes what train.py writes, and does as its rate says.
 FAKE = '''
 import json, math, os, pathlib, sys, time
@@ -40,13 +38,14 @@ time.sleep(plan.get("sleep", 0))
 def cells(tmp_path, monkeypatch):
     """run(plan, *flags) -> exit code; base rate 0.02."""
     (tmp_path / "fake.py").write_text(FAKE)
+    (tmp_path / "micro_san.py").write_text("muon_lr = 0.02")
     monkeypatch.setattr(sweep, "TRAIN", tmp_path / "fake.py")
     monkeypatch.setattr(sweep, "open_data", lambda *_: None)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
     def run(plan, *flags):
         (tmp_path / "plan.json").write_text(json.dumps(plan))
-        return sweep.main([CONFIG, "--steps=40", f"--out_dir={tmp_path}", *flags])
+        return sweep.main([str(tmp_path / "micro_san.py"), "--steps=40", f"--out_dir={tmp_path}", *flags])
 
     run.folder = tmp_path
     run.ledger = lambda: json.loads((tmp_path / "muon_lr.json").read_text())
@@ -127,7 +126,7 @@ def test_a_lock_that_moves_into_the_config_keeps_its_ledger_another_setting_does
 @pytest.mark.parametrize("flags, word", [
     (["--param=n_layer"], "n_layer"), (["--param=muon_rl"], "muon_rl"), (["--jobs=0"], "jobs"),
     (["--factors=a"], "factors"), (["--set=sed=1"], "seed"), (["--jobs=2", "--nproc=2"], "jobs"),
-    (["--set=eval_every=0"], "eval_every"), (["--step=4"], "steps"), ([CONFIG], "one config")])
+    (["--set=eval_every=0"], "eval_every"), (["--step=4"], "steps"), (["another.py"], "one config")])
 def test_mistakes_are_named(cells, flags, word):
     with pytest.raises(ConfigError, match=word):
         cells({"best": 1}, *flags)
