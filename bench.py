@@ -4,7 +4,7 @@
     python bench.py config/micro_san.py
     python bench.py --compare attention                        # every attention path, by length
     python bench.py --compare optimizer                        # Muon beside torch.optim.Muon
-    python bench.py --compare loader                           # a batch from 10 thousand to 10 million documents
+    python bench.py --compare loader                           # a batch of 1e4 to 1e7 documents
 
 Every figure is the best of --repeats in one process, and ratios are between figures of one run:
 shared machines are noisy, and the best is what the code can do. FLOPs by the document convention.
@@ -120,12 +120,13 @@ def bench_step(cfg, device, dtype):
     flops = flops_per_token(model_cfg, pairs(cu) / (B * T)) * B * T
     memory = (torch.cuda.max_memory_allocated() if device.type == "cuda"
               else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-    print(f"{B} x {T} tokens, documents of about {cfg.doc_len}; matmul peak {peak / 1e9:,.0f} GFLOP/s")
+    print(f"{B} x {T} tokens, documents of about {cfg.doc_len}; "
+          f"matmul peak {peak / 1e9:,.0f} GFLOP/s")
     print(f"first step after {first:.1f} s; peak memory {memory / 2**30:.2f} GiB")
     for name, seconds in t.items():
         print(f"{name:20}{seconds * 1e3:10.1f} ms")
     rate, speed = B * T / t["step"], flops / t["step"]
-    print(f"{rate:,.0f} tokens/s, {speed / 1e9:,.0f} GFLOP/s = {speed / peak:.1%} of the matmul peak")
+    print(f"{rate:,.0f} tokens/s, {speed / 1e9:,.0f} GFLOP/s = {speed / peak:.1%} of the peak")
     return {"tok_per_sec": rate, "flops_per_sec": speed, "peak": peak, "first_step": first, **t}
 
 
@@ -165,7 +166,8 @@ def bench_optimizer(cfg, device, dtype):
     t = {name: best(o.step, cfg.repeats, device) for name, o in ours.items()}
     t["torch.optim.Muon"] = best(theirs.step, cfg.repeats, device)
     for name, seconds in t.items():
-        print(f"{name:22}{seconds * 1e3:10.1f} ms   {t['torch.optim.Muon'] / seconds:.2f} x torch's rate")
+        ratio = t["torch.optim.Muon"] / seconds
+        print(f"{name:22}{seconds * 1e3:10.1f} ms   {ratio:.2f} x torch's rate")
     return t
 
 
@@ -189,8 +191,8 @@ def bench_loader(cfg, device, dtype):
                 dataset.make_batch(*read, 16 * cfg.device_batch_size)
 
             took = best(batch, 20 * cfg.repeats, device)
-        print(f"{n_docs:12,} documents: open {opened:6.2f} s, batch of {cfg.device_batch_size} rows "
-              f"{took * 1e3:8.3f} ms")
+        print(f"{n_docs:12,} documents: open {opened:6.2f} s, "
+              f"batch of {cfg.device_batch_size} rows {took * 1e3:8.3f} ms")
         rows.append({"n_docs": n_docs, "open": opened, "batch": took})
     return rows
 

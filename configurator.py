@@ -29,7 +29,8 @@ class ConfigError(UserError):
 def split(cls, argv, bare=()):
     """(words, flags as --key=value) of argv, where --key value and a bare --truth_value do as well.
     bare: what a flag that stands alone means, by key. Prints the options and ends on --help."""
-    types, words, flags, rest = {f.name: f.type for f in dataclasses.fields(cls)}, [], [], iter(argv)
+    types = {f.name: f.type for f in dataclasses.fields(cls)}
+    words, flags, rest = [], [], iter(argv)
     for word in rest:
         if word in ("-h", "--help"):
             print(describe(cls))

@@ -1,6 +1,6 @@
 """The attention-only transformer (SAN) and its feed-forward partner, in one implementation.
 
-    python model.py                          # every arm in config/: parameters, FLOPs per token, partners
+    python model.py                          # every arm: parameters, FLOPs per token, partners
     python model.py config/san_param.py --json
 
 Source: A Controlled Study of Attention-Only Transformers, arXiv:2607.18363, section 2.
@@ -345,7 +345,8 @@ def partner(cfg, axis):
             return num_params(c)[0]
         return c.n_layer if axis == "depth" else flops_per_token(c, c.block_size)
 
-    other = [replace(cfg, use_ffn=not cfg.use_ffn, n_layer=n) for n in range(1, 8 * cfg.n_layer + 1)]
+    depths = range(1, 8 * cfg.n_layer + 1)
+    other = [replace(cfg, use_ffn=not cfg.use_ffn, n_layer=n) for n in depths]
     if axis == "flops":
         other = [c for c in other if cost(c) <= cost(cfg)][-1:] or other[:1]
     best = min(other, key=lambda c: abs(cost(c) - cost(cfg)))

@@ -202,9 +202,9 @@ def draw_rank(a):
         x = [100 * i / (len(rank) - 1) for i in range(len(rank))]
         ax.plot(x, rank, color=colour, ls=dash, marker="o", ms=4, label=r["name"])
         above = len(runs) > 1 and rank[low] == max(min(o["rank"]["by_layer"]) for o in runs)
-        ax.annotate(f"layer {low}: {rank[low]:.0f}", (x[low], rank[low]), textcoords="offset points",
-                    xytext=(0, 8 if above else -8), va="bottom" if above else "top", ha="center",
-                    color=colour, fontsize=9)
+        ax.annotate(f"layer {low}: {rank[low]:.0f}", (x[low], rank[low]), color=colour, fontsize=9,
+                    xytext=(0, 8 if above else -8), textcoords="offset points",
+                    va="bottom" if above else "top", ha="center")
     ax.axhline(runs[0]["rank"]["width"], color=PALE, lw=1)
     ax.text(0, runs[0]["rank"]["width"], "width of the stream", color=GREY, va="bottom", fontsize=9)
     ax.set_ylim(0, 1.12 * max(r["rank"]["width"] for r in runs))
@@ -242,8 +242,8 @@ def draw_decomposition(a):
     if len(runs) == 2:
         other = {(c["region"], c["exercise"]): c["loss"] for c in runs[1]["decomposition"]}
         worst = max(names, key=lambda n: first[n]["share"] * abs(first[n]["loss"] - other[n]))
-        ax.set_title(f"{runs[0]['name']} and {runs[1]['name']} differ most in {worst[1]}, {worst[0]}: "
-                     f"{first[worst]['loss']:.2f} and {other[worst]:.2f}")
+        ax.set_title(f"{runs[0]['name']} and {runs[1]['name']} differ most in {worst[1]}, "
+                     f"{worst[0]}: {first[worst]['loss']:.2f} and {other[worst]:.2f}")
     else:
         worst = max(names, key=lambda n: first[n]["share"] * first[n][key])
         share = first[worst]["share"] * first[worst][key] / runs[0]["decomposition"][0][key]

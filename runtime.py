@@ -187,7 +187,7 @@ class Watch:
             self._safely(self.run.log, numbers, step=step)
 
     def close(self):
-        """Wait a minute for what is still to be sent; without a connection it would take for ever."""
+        """Wait a minute for what is still to be sent: without a connection it never ends."""
         if self.run:
             last = threading.Thread(target=self._safely, args=(self.run.finish,), daemon=True)
             last.start()

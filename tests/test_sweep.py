@@ -45,7 +45,8 @@ def cells(tmp_path, monkeypatch):
 
     def run(plan, *flags):
         (tmp_path / "plan.json").write_text(json.dumps(plan))
-        return sweep.main([str(tmp_path / "micro_san.py"), "--steps=40", f"--out_dir={tmp_path}", *flags])
+        config = str(tmp_path / "micro_san.py")
+        return sweep.main([config, "--steps=40", f"--out_dir={tmp_path}", *flags])
 
     run.folder = tmp_path
     run.ledger = lambda: json.loads((tmp_path / "muon_lr.json").read_text())
@@ -126,7 +127,8 @@ def test_a_lock_that_moves_into_the_config_keeps_its_ledger_another_setting_does
 @pytest.mark.parametrize("flags, word", [
     (["--param=n_layer"], "n_layer"), (["--param=muon_rl"], "muon_rl"), (["--jobs=0"], "jobs"),
     (["--factors=a"], "factors"), (["--set=sed=1"], "seed"), (["--jobs=2", "--nproc=2"], "jobs"),
-    (["--set=eval_every=0"], "eval_every"), (["--step=4"], "steps"), (["another.py"], "one config")])
+    (["--set=eval_every=0"], "eval_every"), (["--step=4"], "steps"),
+    (["another.py"], "one config")])
 def test_mistakes_are_named(cells, flags, word):
     with pytest.raises(ConfigError, match=word):
         cells({"best": 1}, *flags)
