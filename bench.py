@@ -29,7 +29,7 @@ import attention
 import dataset
 import train
 from configurator import ConfigError, UserError, fail, load, model_fields
-from model import ModelConfig, Transformer, flops_per_token
+from model import ModelConfig, Transformer, corpus_vocab, flops_per_token
 from muon import Muon
 from runtime import Ranks, compile_model, pick_device
 
@@ -221,9 +221,8 @@ def main(argv):
     cfg, name = load(BenchConfig, argv)
     if cfg.compare not in ("", "attention", "optimizer", "loader"):
         raise ConfigError(f"compare is {cfg.compare!r}; choose attention, optimizer or loader")
-    if not cfg.vocab_size:
-        cfg = dataclasses.replace(cfg, vocab_size=1024 if cfg.dataset.startswith("micro") and name
-                                  else 16384)
+    if not cfg.vocab_size:  # without a config it is the base size, on no corpus
+        cfg = dataclasses.replace(cfg, vocab_size=corpus_vocab(cfg) if name else 16384)
     device, dtype = pick_device(cfg, Ranks())
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     print(f"{name or 'SAN base'} on {device.type} {where or platform.machine()}, "

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 import sample
-from configurator import ConfigError, UserError, fail, load
+from configurator import ConfigError, UserError, fail
 from dataset import DataError
 from prepare import write_whole
 

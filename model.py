@@ -337,6 +337,12 @@ def flops_per_token(cfg, context):
     return 3 * (cfg.n_layer * (layer + 6 * C * F_ * cfg.use_ffn) + 2 * cfg.vocab_size * C)
 
 
+def flops_by_convention(cfg, doc_len=870):
+    """flops_per_token under each named convention of mean_context."""
+    return {c: flops_per_token(cfg, mean_context(cfg, c, doc_len))
+            for c in ("dense", "causal", "document")}
+
+
 def partner(cfg, axis):
     """The other arm's config at equal "params" (nearest), "flops" (dense; the most layers that cost
     no more, as the study chose) or "depth", and its cost over ours on that axis."""
@@ -365,10 +371,9 @@ def arm(run, name):
     """What the table says of one run."""
     cfg = ModelConfig(**model_fields(run, ModelConfig) | {"vocab_size": corpus_vocab(run)})
     total, inside = num_params(cfg)
-    flops = {c: flops_per_token(cfg, mean_context(cfg, c)) for c in ("dense", "causal", "document")}
     matches = {axis: partner(cfg, axis) for axis in ("params", "flops", "depth")}
     return {"name": name, "params": total, "params_non_embedding": inside,
-            "flops_per_token": flops, "partner": run.partner or None,
+            "flops_per_token": flops_by_convention(cfg), "partner": run.partner or None,
             "match": {a: {"n_layer": c.n_layer, "ratio": r} for a, (c, r) in matches.items()}}
 
 

@@ -33,7 +33,7 @@ from tqdm import tqdm
 import checkpoint
 import prepare
 from configurator import ConfigError, fail, load, model_fields
-from model import ModelConfig, Transformer, flops_per_token, mean_context, num_params
+from model import ModelConfig, Transformer, flops_by_convention, flops_per_token, num_params
 from muon import ORDERS, Muon
 from runtime import (MISTAKES, STOPPED, Log, Ranks, Stop, Watch, compile_model, machine,
                      open_data, peak_flops, pick_device)
@@ -335,9 +335,7 @@ class Trainer:
 def describe_run(t, cfg, name, argv, data, say):
     """What run.json keeps, and the header on the console."""
     total, inside = num_params(t.model.cfg)
-    doc_len = data.n_tokens / data.n_docs
-    flops = {c: flops_per_token(t.model.cfg, mean_context(t.model.cfg, c, doc_len))
-             for c in ("dense", "causal", "document")}
+    flops = flops_by_convention(t.model.cfg, data.n_tokens / data.n_docs)
     say(f"{name or 'run'}: {'FFN' if cfg.use_ffn else 'SAN'} arm, {cfg.n_layer} layers, "
         f"{total:,} parameters ({inside:,} without the embedding)")
     say(f"data {data.name}: {data.n_docs:,} documents, {data.n_tokens:,} tokens, vocabulary "
