@@ -1,17 +1,17 @@
 # FFN arm at equal depth: 10 blocks with SwiGLU. Partner: micro_san.
 # python train.py config/micro_ffn_depth.py
-# Expect 681,620 parameters; val loss in RESULTS.md (4.1M tokens).
+# Expect 681,620 parameters; val loss in RESULTS.md (5.1M tokens).
 
 partner = "micro_san"
 use_ffn = True
 n_layer = 10
-muon_lr = 0.03  # that of micro_ffn_param; sweep it before a comparison
+muon_lr, adam_lr = 0.03, 9.6e-3  # both of micro_ffn_param; sweep them before a comparison
 
 n_embd, n_head, n_kv_head = 64, 4, 2
 block_size = 128
 total_batch_size = 2048
 device_batch_size = 16
-max_steps = 2000
+max_steps = 2500
 eval_every = 250
 eval_tokens = 65536
 dtype = "float32"  # measured: at this width bfloat16 is slower on a CPU

@@ -1,18 +1,18 @@
 # micro_ffn_param on plain prose about the same world. Partner: micro_san_web.
 # python train.py config/micro_ffn_web.py
-# Expect 188,804 parameters; val loss in RESULTS.md (4.1M tokens).
+# Expect 188,804 parameters; val loss in RESULTS.md (5.1M tokens).
 
 partner = "micro_san_web"
 use_ffn = True
 n_layer = 2
-muon_lr = 0.03  # locked by sweep.py at 400 steps on micro_ffn_param
+muon_lr, adam_lr = 0.03, 9.6e-3  # both locked by sweep.py at 400 steps on micro_ffn_param
 
 dataset = "microweb"
 n_embd, n_head, n_kv_head = 64, 4, 2
 block_size = 128
 total_batch_size = 2048
 device_batch_size = 16
-max_steps = 2000
+max_steps = 2500
 eval_every = 250
 eval_tokens = 65536
 dtype = "float32"  # measured: at this width bfloat16 is slower on a CPU

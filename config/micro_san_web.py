@@ -1,18 +1,18 @@
 # micro_san on plain prose about the same world. Partner: micro_ffn_web.
 # python train.py config/micro_san_web.py
-# Expect 189,450 parameters; val loss in RESULTS.md (4.1M tokens).
+# Expect 189,450 parameters; val loss in RESULTS.md (5.1M tokens).
 
 partner = "micro_ffn_web"
 use_ffn = False
 n_layer = 10
-muon_lr = 0.01  # locked by sweep.py at 400 steps on micro_san
+muon_lr, adam_lr = 0.02, 4.8e-3  # both locked by sweep.py at 400 steps on micro_san
 
 dataset = "microweb"
 n_embd, n_head, n_kv_head = 64, 4, 2
 block_size = 128
 total_batch_size = 2048
 device_batch_size = 16
-max_steps = 2000
+max_steps = 2500
 eval_every = 250
 eval_tokens = 65536
 dtype = "float32"  # measured: at this width bfloat16 is slower on a CPU

@@ -137,19 +137,22 @@ def test_scripts_call_what_exists_with_options_that_exist(script, dry, tmp_path,
             assert cfg.out_dir.endswith(f"/{name}" + f"_s{cfg.seed}" * (cfg.seed != 42))
             assert cfg.max_steps == (1 if dry else config(name).max_steps)
             assert not dry or cfg.n_embd == 240 and cfg.dataset == "microsynth"
-            assert "micro" not in script or cfg.muon_lr == (0.02 if dry else 0.0123)
+            assert "micro" not in script or {cfg.muon_lr, cfg.adam_lr} == {0.02 if dry else 0.0123}
         elif files[0] == "sweep.py":
             options, _ = load(SweepConfig, flags)
             extra = [f"--{part}" for part in options.set.split(",") if part]
             cfg, name = load(TrainConfig, files[1:] + extra)
             shape(cfg)
-            swept.add(name)
+            swept.add((name, options.param))
             assert type(getattr(cfg, options.param)) is float and options.steps
         else:
             assert files[0] in ("prepare.py", "analyze.py")
     listed = re.findall(r"^(train|tune) (\w+)(?:.*--seed=(\d+))?", text, re.M)
     assert trained == {(n, int(s or 42)) for what, n, s in listed if what == "train"}
-    assert swept == {n for what, n, _ in listed if what == "tune"} and trained | swept
+    both = re.search(r'^arms="(.+)"', text, re.M)  # these at both rates, in a loop
+    arms = {(n, p) for n in both[1].split() for p in ("adam_lr", "muon_lr")} if both else set()
+    assert {n for n, _ in swept - arms} == {n for what, n, _ in listed if what == "tune"}
+    assert arms <= swept and trained | swept
 
 
 def test_a_script_skips_what_is_over_and_resumes_what_is_not(tmp_path):

@@ -162,9 +162,11 @@ def test_device_and_precision(monkeypatch):
     cfg = train.TrainConfig
     pick = lambda **options: runtime.pick_device(cfg(**options), runtime.Ranks())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for fast, dtype in ((True, torch.bfloat16), (False, torch.float32)):
-        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: fast)
-        assert pick() == (torch.device("cpu"), dtype)
+    for amx, avx512 in ((True, False), (False, True), (False, False)):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+        fast = torch.bfloat16 if amx or avx512 else torch.float32
+        assert pick() == (torch.device("cpu"), fast)
     assert pick(dtype="float32")[1] == torch.float32
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
