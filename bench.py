@@ -127,6 +127,12 @@ def bench_step(cfg, device, dtype):
         print(f"{name:20}{seconds * 1e3:10.1f} ms")
     rate, speed = B * T / t["step"], flops / t["step"]
     print(f"{rate:,.0f} tokens/s, {speed / 1e9:,.0f} GFLOP/s = {speed / peak:.1%} of the peak")
+    # One update serves all micro-steps of a training step: at full scale it hardly counts.
+    n = max(1, cfg.total_batch_size // (B * T))
+    whole = n * t["forward + backward"] + t["optimizer"]
+    print(f"from these, a step of {n * B * T:,} tokens: {whole:,.1f} s, {n * B * T / whole:,.0f} "
+          f"tokens/s, {n * flops / whole / peak:.1%} of the peak, optimizer "
+          f"{t['optimizer'] / whole:.2%}")
     return {"tok_per_sec": rate, "flops_per_sec": speed, "peak": peak, "first_step": first, **t}
 
 
@@ -165,9 +171,13 @@ def bench_optimizer(cfg, device, dtype):
     theirs = torch.optim.Muon(matrices, lr=1e-4, weight_decay=0.0)
     t = {name: best(o.step, cfg.repeats, device) for name, o in ours.items()}
     t["torch.optim.Muon"] = best(theirs.step, cfg.repeats, device)
+    # The products of five Newton-Schulz steps bound every implementation of them.
+    flops = sum(5 * (4 * n * n * m + 2 * n**3) for n, m in (sorted(p.shape) for p in matrices))
+    peak = matmul_peak(cfg, torch.bfloat16, device, cfg.repeats)
     for name, seconds in t.items():
-        ratio = t["torch.optim.Muon"] / seconds
-        print(f"{name:22}{seconds * 1e3:10.1f} ms   {ratio:.2f} x torch's rate")
+        ratio, share = t["torch.optim.Muon"] / seconds, flops / seconds / peak
+        print(f"{name:22}{seconds * 1e3:10.1f} ms   {ratio:.2f} x torch's rate, "
+              f"{share:.0%} of the matmul peak")
     return t
 
 
