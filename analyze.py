@@ -31,7 +31,7 @@ import measure
 import plots
 import prepare
 from configurator import ConfigError, UserError, fail, load, split
-from model import ModelConfig, flops_per_token, mean_context, num_params
+from model import ModelConfig, flops_per_token, mean_context, num_params, partner
 from report import report
 
 NOISE_FLOOR = 0.0015  # nats: two equal runs of the study, section 3
@@ -186,7 +186,10 @@ def match(a, b):
              "flops": flops_per_token(cfg, cfg.block_size)} for cfg in (a.cfg, b.cfg)]
     ratios = {axis: cost[1][axis] / cost[0][axis] for axis in cost[0]}
     axis = min(ratios, key=lambda k: abs(math.log(ratios[k])))
-    return axis if abs(math.log(ratios[axis])) < 0.15 else "none", ratios
+    if abs(math.log(ratios[axis])) < 0.15:
+        return axis, ratios
+    # Layers are few at small sizes: the most that cost no more are the match, near or not.
+    return "flops" if b.cfg == partner(a.cfg, "flops")[0] else "none", ratios
 
 
 def comparisons(groups):

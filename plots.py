@@ -86,7 +86,10 @@ def draw_curves(a):
     axes[0, 0].set_yticks([t for t in (0.5, 1, 2, 3, 5, 7, 10) if min(late or [1]) / 1.2 < t < 8])
     axes[0, 0].set(xlabel="training tokens, millions", ylabel="held-out loss, nats per token",
                    title="All of training, log scale")
-    low, high = min(late or [e[0] for e in ends]), max(late or [e[0] for e in ends])
+    # A run that failed would press the others together: it is drawn in the left picture alone.
+    near = 1.5 * statistics.median(e[0] for e in ends)
+    late = [v for v in late if v < near] or [e[0] for e in ends]
+    low, high = min(late), max(late)
     pad = 0.06 * (high - low) or 0.01
     axes[0, 1].set(xlim=(0.5 * end, 1.01 * end), ylim=(low - pad, high + pad),
                    xlabel="training tokens, millions", title="The second half")
@@ -140,8 +143,8 @@ def first_to_settle(record, kinds):
     if not rise:
         return f"{record['name']} at one step" if len(record["spectra"]) < 2 else record["name"]
     most, least = max(rise, key=rise.get), min(rise, key=rise.get)
-    return (f"in {record['name']}'s second half {MATRICES[most]} grows most ({rise[most]:+.0%}), "
-            f"{MATRICES[least]} least ({rise[least]:+.0%})")
+    return (f"largest singular values in {record['name']}'s second half, from "
+            f"{rise[least]:+.0%} ({MATRICES[least]}) to {rise[most]:+.0%} ({MATRICES[most]})")
 
 
 def head(figure, title, runs, look):
@@ -242,8 +245,8 @@ def draw_decomposition(a):
     if len(runs) == 2:
         other = {(c["region"], c["exercise"]): c["loss"] for c in runs[1]["decomposition"]}
         worst = max(names, key=lambda n: first[n]["share"] * abs(first[n]["loss"] - other[n]))
-        ax.set_title(f"{runs[0]['name']} and {runs[1]['name']} differ most in {worst[1]}, "
-                     f"{worst[0]}: {first[worst]['loss']:.2f} and {other[worst]:.2f}")
+        ax.set_title(f"They differ most in {worst[1]}, {worst[0]}: {first[worst]['loss']:.2f} and "
+                     f"{other[worst]:.2f}")
     else:
         worst = max(names, key=lambda n: first[n]["share"] * first[n][key])
         share = first[worst]["share"] * first[worst][key] / runs[0]["decomposition"][0][key]
@@ -325,15 +328,29 @@ def draw_contrasts(a):
     for c in found:
         pair = c["kind"] == "pair"
         theirs = study_difference(a, c)
-        reach = 1.5 * max(abs(v) for x in found for v in x["ci"])
         colour = {True: COLOUR["FFN"], False: COLOUR["SAN"]}[c["delta"] > 0] if pair else GREY
         what = AXES[c["what"]] if pair else c["what"]
         rows.append((f"{c['a']} - {c['b']}\n{what}", c["delta"], c["ci"], colour,
-                     [("", theirs)] if theirs and abs(theirs) < reach else []))
+                     [("", theirs)] if theirs else []))
     figure, axes = canvas(1, 1, 8, 1.5 + 0.5 * len(rows))
-    forest(axes[0, 0], rows, a["noise_floor"]["value"])
-    side_note(axes[0, 0], "first better", "second better")
-    axes[0, 0].set_xlabel("difference, nats per token (hollow: the study's, where it fits)")
+    ax, floor = axes[0, 0], a["noise_floor"]["value"]
+    forest(ax, rows, floor)
+    for y, (c, row) in enumerate(zip(found, rows)):
+        if len(c["paired"]) > 1:
+            ax.plot([p["delta"] for p in c["paired"]], [y] * len(c["paired"]), "|", ms=10,
+                    color=row[3])
+    # From a tie to a failed run: linear within the noise, then logarithmic.
+    unit = 10 ** math.ceil(math.log10(max(2 * floor, 1e-4)))
+    ax.set_xscale("symlog", linthresh=unit, linscale=1.5)
+    reach = max(abs(v) for x in ax.lines for v in x.get_xdata())
+    marks = [unit * 10**i for i in range(8) if unit * 10**i <= reach]
+    ticks = sorted([0.0] + [sign * m for m in marks for sign in (-1, 1)])
+    ax.set_xticks(ticks, [f"{t:+g}" if t else "0" for t in ticks])
+    ax.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+    ax.set_xlim(*(v * 1.5 for v in ax.dataLim.intervalx))
+    side_note(ax, "first better", "second better")
+    ax.set_xlabel("difference, nats per token, log scale beyond the first marks\n"
+                  "dot: mean over seeds; bars: each seed; hollow: the study's")
     top = max(found, key=lambda c: abs(c["delta"]))
     figure.suptitle(f"Largest difference: {top['a']} - {top['b']}, {top['delta']:+.3f} nats",
                     x=0.01, ha="left", fontsize=11, fontweight="bold")

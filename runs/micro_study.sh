@@ -12,28 +12,28 @@ for corpus in microsynth microweb; do
     if [ ! -e data/$corpus/meta.json ]; then python prepare.py $corpus; fi
 done
 
-lock() {  # ARM RATE [--set=...]: what its sweep locked; without an interior minimum this ends here
-    if [ -n "$DRY" ]; then echo 0.02; return; fi
-    python sweep.py "config/$1.py" "--param=$2" --steps=400 "--out_dir=$OUT/sweep/$1" --print_lock \
-        ${3+"$3"} 2>/dev/null
-}
-rates() {  # ARM: both locks, as flags of train.py
-    local adam muon
-    adam=$(lock "$1" adam_lr)
-    muon=$(lock "$1" muon_lr "--set=adam_lr=$adam")
-    echo "--adam_lr=$adam --muon_lr=$muon"
-}
-
-# Each arm's own rates: adam_lr at the muon_lr of its config, then muon_lr at the adam_lr found.
-# Here and below the slowest first, so that both cores are busy to the end.
+# Each arm's own rates: adam_lr first, at the muon_lr it starts from, then muon_lr at that adam_lr.
+# The slowest first, here and below, so that both cores are busy to the end.
 arms="micro_ffn_depth micro_san micro_ffn_flop micro_ffn_param"
-for arm in $arms; do tune $arm --param=adam_lr --steps=400; done
+start() {  # ARM [adam_lr]: where its search starts, whatever its config says
+    case $1 in micro_san) echo "--set=muon_lr=0.02,adam_lr=${2:-0.0048}" ;;
+               *)         echo "--set=muon_lr=0.03,adam_lr=${2:-0.0096}" ;; esac
+}
+lock() {  # ARM RATE START: what its sweep locked; without an interior minimum the script ends here
+    if [ -n "$DRY" ]; then echo 0.02; return; fi
+    python sweep.py "config/$1.py" "--param=$2" "$3" --steps=400 "--out_dir=$OUT/sweep/$1" \
+        --print_lock 2>/dev/null
+}
+for arm in $arms; do tune $arm --param=adam_lr --steps=400 $(start $arm); done
 for arm in $arms; do
-    await "$OUT/sweep/$arm"; adam=$(lock $arm adam_lr)
-    tune $arm --steps=400 "--set=adam_lr=$adam"
+    await "$OUT/sweep/$arm"; adam=$(lock $arm adam_lr $(start $arm))
+    tune $arm --steps=400 $(start $arm $adam)
 done
 slots 0
-for arm in $arms; do declare "$arm=$(rates $arm)"; done
+for arm in $arms; do
+    adam=$(lock $arm adam_lr $(start $arm)); muon=$(lock $arm muon_lr $(start $arm $adam))
+    declare "$arm=--adam_lr=$adam --muon_lr=$muon"
+done
 
 train micro_ffn_depth $micro_ffn_depth
 train micro_san $micro_san
