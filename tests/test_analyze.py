@@ -172,3 +172,12 @@ def test_mistakes_end_in_one_line(runs, tmp_path):
     done = subprocess.run([sys.executable, "analyze.py", "none.pt"], cwd=ROOT, text=True,
                           capture_output=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout
+
+
+def test_pairs_are_named_by_what_they_are_matched_on():
+    shape = dict(vocab_size=1024, block_size=128, n_embd=64, n_head=4, n_kv_head=2)
+    san = SimpleNamespace(cfg=ModelConfig(**shape, n_layer=10))
+    named = {n: analyze.match(san, SimpleNamespace(
+        cfg=ModelConfig(**shape, use_ffn=True, n_layer=n)))[0] for n in (1, 2, 3, 5, 10)}
+    # 3 blocks cost 0.85 of the SAN's FLOPs; 4 would cost more than it.
+    assert named == {1: "none", 2: "params", 3: "flops", 5: "none", 10: "depth"}
