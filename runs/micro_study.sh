@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The miniature: the study's controls on the embedded corpora, 70 minutes on two cores:
 # 18 of sweeps, 45 of training, 7 of analysis (measured, AMD EPYC with AVX512).
-# Each arm is swept at 400 steps, both rates, and trained at its own locks for 2500 steps (5.1M tokens).
+# Each arm is swept, adam_lr at 400 and muon_lr at 1000 steps, and trained at its own locks for 2500 (5.1M tokens).
 #     bash runs/micro_study.sh            # stop it at any time; the same command goes on
 # Then out/report/report.md. Predictions of what comes out: predictions.toml.
 
@@ -20,20 +20,21 @@ start() {  # ARM [adam_lr]: where its search starts, whatever its config says
     case $1 in micro_san) echo "--set=muon_lr=0.02,adam_lr=${2:-0.0048}" ;;
                *)         echo "--set=muon_lr=0.03,adam_lr=${2:-0.0096}" ;; esac
 }
-lock() {  # ARM RATE START: what its sweep locked; without an interior minimum the script ends here
+# measured: muon_lr locked at 400 steps is four times too high for the SAN at 2500.
+adam="--param=adam_lr --steps=400" muon="--param=muon_lr --steps=1000"
+lock() {  # ARM RATE STEPS START: what its sweep locked; without an interior minimum this ends here
     if [ -n "$DRY" ]; then echo 0.02; return; fi
-    python sweep.py "config/$1.py" "--param=$2" "$3" --steps=400 "--out_dir=$OUT/sweep/$1" \
-        --print_lock 2>/dev/null
+    python sweep.py "config/$1.py" "${@:2}" "--out_dir=$OUT/sweep/$1" --print_lock 2>/dev/null
 }
-for arm in $arms; do tune $arm --param=adam_lr --steps=400 $(start $arm); done
+for arm in $arms; do tune $arm $adam $(start $arm); done
 for arm in $arms; do
-    await "$OUT/sweep/$arm"; adam=$(lock $arm adam_lr $(start $arm))
-    tune $arm --steps=400 $(start $arm $adam)
+    await "$OUT/sweep/$arm"; rate=$(lock $arm $adam $(start $arm))
+    tune $arm $muon $(start $arm $rate)
 done
 slots 0
 for arm in $arms; do
-    adam=$(lock $arm adam_lr $(start $arm)); muon=$(lock $arm muon_lr $(start $arm $adam))
-    declare "$arm=--adam_lr=$adam --muon_lr=$muon"
+    adam_lr=$(lock $arm $adam $(start $arm)); muon_lr=$(lock $arm $muon $(start $arm $adam_lr))
+    declare "$arm=--adam_lr=$adam_lr --muon_lr=$muon_lr"
 done
 
 train micro_ffn_depth $micro_ffn_depth
