@@ -49,8 +49,6 @@ train micro_ffn_param $micro_ffn_param --seed=43
 # The same world as plain prose, the noise floor, two ablations, a third seed of the pair.
 train micro_san_web $micro_san
 train micro_ffn_web $micro_ffn_param
-train micro_san_web $micro_san --seed=43
-train micro_ffn_web $micro_ffn_param --seed=43
 train micro_rms $micro_san
 train micro_sandwich $micro_san
 train micro_plain_qk $micro_san
