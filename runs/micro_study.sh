@@ -20,7 +20,7 @@ start() {  # ARM [adam_lr]: where its search starts, whatever its config says
     case $1 in micro_san) echo "--set=muon_lr=0.02,adam_lr=${2:-0.0048}" ;;
                *)         echo "--set=muon_lr=0.03,adam_lr=${2:-0.0096}" ;; esac
 }
-# measured: muon_lr locked at 400 steps is four times too high for the SAN at 2500.
+# measured: muon_lr locked at 400 steps is too high at 2500, for the SAN four times.
 adam="--param=adam_lr --steps=400" muon="--param=muon_lr --steps=1000"
 lock() {  # ARM RATE STEPS START: what its sweep locked; without an interior minimum this ends here
     if [ -n "$DRY" ]; then echo 0.02; return; fi
@@ -41,7 +41,6 @@ train micro_ffn_depth $micro_ffn_depth
 train micro_san $micro_san
 train micro_ffn_flop $micro_ffn_flop
 train micro_ffn_param $micro_ffn_param
-train micro_ffn_depth $micro_ffn_depth --seed=43
 train micro_san $micro_san --seed=43
 train micro_ffn_flop $micro_ffn_flop --seed=43
 train micro_ffn_param $micro_ffn_param --seed=43
@@ -56,4 +55,4 @@ train micro_san $micro_san --seed=44
 train micro_ffn_param $micro_ffn_param --seed=44
 slots 0
 
-python analyze.py "$OUT"/micro_*/ckpt.pt "--out=$OUT/report" ${DRY:+--eval_tokens=4000 --probes=0}
+OMP_NUM_THREADS=2 python analyze.py "$OUT"/micro_*/ckpt.pt "--out=$OUT/report" ${DRY:+--eval_tokens=4000 --probes=0}
