@@ -5,7 +5,7 @@
 partner = "micro_san"
 use_ffn = True
 n_layer = 10
-muon_lr, adam_lr = 0.03, 0.0192  # locked by sweep.py at 400 steps on micro_ffn_depth
+muon_lr, adam_lr = 0.0075, 0.0192  # locked on micro_ffn_depth, see RESULTS.md
 
 n_embd, n_head, n_kv_head = 64, 4, 2
 block_size = 128

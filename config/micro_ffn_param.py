@@ -5,7 +5,7 @@
 partner = "micro_san"
 use_ffn = True
 n_layer = 2
-muon_lr, adam_lr = 0.03, 0.0096  # locked by sweep.py at 400 steps on micro_ffn_param
+muon_lr, adam_lr = 0.03, 0.0096  # locked on micro_ffn_param, see RESULTS.md
 
 n_embd, n_head, n_kv_head = 64, 4, 2
 block_size = 128
