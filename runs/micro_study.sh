@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The miniature: the study's controls on the embedded corpora, 70 minutes on two cores:
-# 18 of sweeps, 45 of training, 7 of analysis (measured, AMD EPYC with AVX512).
+# The miniature: the study's controls on the embedded corpora, 75 minutes on two cores:
+# 32 of sweeps, 37 of training, 4 of analysis (measured, AMD EPYC with AVX512).
 # Each arm is swept, adam_lr at 400 and muon_lr at 1000 steps, and trained at its own locks for 2500 (5.1M tokens).
 #     bash runs/micro_study.sh            # stop it at any time; the same command goes on
 # Then out/report/report.md. Predictions of what comes out: predictions.toml.
