@@ -136,10 +136,11 @@ def first_to_settle(record, kinds):
     """One sentence on which matrix still grew in the second half of training."""
     rise = {}
     for kind in kinds:
-        tops = [statistics.fmean(m["matrices"][kind]["top"]) for m in record["spectra"]
-                if kind in m["matrices"]]
+        tops = [(m["step"], statistics.fmean(m["matrices"][kind]["top"]))
+                for m in record["spectra"] if kind in m["matrices"]]
         if len(tops) >= 3:
-            rise[kind] = tops[-1] / max(tops[len(tops) // 2], 1e-30) - 1
+            middle = next(top for step, top in tops if 2 * step >= tops[-1][0])
+            rise[kind] = tops[-1][1] / max(middle, 1e-30) - 1
     if not rise:
         return f"{record['name']} at one step" if len(record["spectra"]) < 2 else record["name"]
     most, least = max(rise, key=rise.get), min(rise, key=rise.get)
