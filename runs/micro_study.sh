@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The miniature: the study's controls on the embedded corpora, 75 minutes on two cores:
-# 32 of sweeps, 37 of training, 4 of analysis (measured, AMD EPYC with AVX512).
-# Each arm is swept, adam_lr at 400 and muon_lr at 1000 steps, and trained at its own locks for 2500 (5.1M tokens).
+# 32 of sweeps, 37 of training, 4 of analysis (parts measured on an AMD EPYC with AVX512, added up).
+# Each arm is swept, adam_lr at 400 and muon_lr at 1000 steps, and trained at its own locks for 2500
+# (5.1M tokens).
 #     bash runs/micro_study.sh            # stop it at any time; the same command goes on
 # Then out/report/report.md. Predictions of what comes out: predictions.toml.
 
@@ -28,12 +29,13 @@ lock() {  # ARM RATE STEPS START: what its sweep locked; without an interior min
 }
 for arm in $arms; do tune $arm $adam $(start $arm); done
 for arm in $arms; do
-    await "$OUT/sweep/$arm"; rate=$(lock $arm $adam $(start $arm))
-    tune $arm $muon $(start $arm $rate)
+    await "$OUT/sweep/$arm"; adam_lr=$(lock $arm $adam $(start $arm))
+    tune $arm $muon $(start $arm $adam_lr)
+    declare "$arm=$adam_lr"
 done
 slots 0
 for arm in $arms; do
-    adam_lr=$(lock $arm $adam $(start $arm)); muon_lr=$(lock $arm $muon $(start $arm $adam_lr))
+    adam_lr=${!arm}; muon_lr=$(lock $arm $muon $(start $arm $adam_lr))
     declare "$arm=--adam_lr=$adam_lr --muon_lr=$muon_lr"
 done
 
